@@ -1,0 +1,1 @@
+"""The engine around the log: committing appends, knowing the head, following from a cursor."""

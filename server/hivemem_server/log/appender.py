@@ -1,0 +1,115 @@
+"""Commits appends. One commit at a time for each namespace; what arrives meanwhile becomes the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from hivemem_server.domain.errors import Draining, HivememError, Overloaded, Unavailable
+from hivemem_server.domain.ports import LogStore
+from hivemem_server.domain.values import Append, AppendOutcome, Namespace
+
+_log = structlog.get_logger()
+
+PENDING_MOST = 4_096  # appends that wait in this process; more are turned away
+COMMIT_APPENDS = 256
+COMMIT_EPISODES = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    append: Append
+    outcome: asyncio.Future[AppendOutcome]
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The appends of one namespace, and the task that commits them while there are any."""
+
+    namespace: Namespace
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+
+
+class Appender:
+    """Group commit in front of a LogStore.
+
+    A caller that is cancelled or times out stops waiting; the commit goes on. `committed` is told the namespace and the
+    newest position after each commit.
+    """
+
+    def __init__(self, store: LogStore, committed: Callable[[Namespace, int], None]) -> None:
+        self._store = store
+        self._committed = committed
+        self._lanes: dict[int, _Lane] = {}
+        self._draining = False
+        self.pending = 0
+
+    async def append(self, namespace: Namespace, append: Append) -> AppendOutcome:
+        """Stores one append durably, or raises why it was refused."""
+        if self._draining:
+            raise Draining("the server is stopping: send the append again, to another replica where there is one")
+        if self.pending >= PENDING_MOST:
+            raise Overloaded(f"{self.pending} appends wait for their commit: try again shortly", pending=self.pending)
+        waiting = _Waiting(append, asyncio.get_running_loop().create_future())
+        lane = self._lanes.setdefault(namespace.key, _Lane(namespace))
+        lane.waiting.append(waiting)
+        self.pending += 1
+        if lane.task is None:
+            lane.task = asyncio.create_task(self._commit_all(lane), name=f"append {namespace.name}")
+        return await waiting.outcome
+
+    async def drain(self) -> None:
+        """Turns new appends away and waits until those that were accepted are answered."""
+        self._draining = True
+        tasks = [lane.task for lane in self._lanes.values() if lane.task]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _commit_all(self, lane: _Lane) -> None:
+        while batch := _next_batch(lane.waiting):
+            await self._commit(lane.namespace, batch)
+            self.pending -= len(batch)
+        lane.task = None
+        self._lanes.pop(lane.namespace.key, None)
+
+    async def _commit(self, namespace: Namespace, batch: Sequence[_Waiting]) -> None:
+        try:
+            outcomes = await self._store.append(namespace, [waiting.append for waiting in batch])
+        except Unavailable as error:
+            _answer(batch, [error] * len(batch))
+        except Exception as error:
+            if len(batch) > 1:  # one of them hits a fault of ours: it must not take the others with it
+                for waiting in batch:
+                    await self._commit(namespace, [waiting])
+            else:
+                _answer(batch, [error])
+        else:
+            head = max((o.stored[-1].position for o in outcomes if isinstance(o, AppendOutcome)), default=0)
+            self._committed(namespace, head)
+            _answer(batch, outcomes)
+
+
+def _next_batch(waiting: deque[_Waiting]) -> list[_Waiting]:
+    batch: list[_Waiting] = []
+    episodes = 0
+    while waiting and len(batch) < COMMIT_APPENDS:
+        episodes += len(waiting[0].append.episodes)
+        if batch and episodes > COMMIT_EPISODES:
+            break
+        batch.append(waiting.popleft())
+    return batch
+
+
+def _answer(batch: Sequence[_Waiting], outcomes: Sequence[AppendOutcome | HivememError | Exception]) -> None:
+    for waiting, outcome in zip(batch, outcomes, strict=True):
+        if waiting.outcome.done():  # the caller is gone
+            continue
+        if isinstance(outcome, Exception):
+            waiting.outcome.set_exception(outcome)
+        else:
+            waiting.outcome.set_result(outcome)

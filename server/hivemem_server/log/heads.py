@@ -1,0 +1,105 @@
+"""Knows how far each log has come, and wakes those that wait for more.
+
+Commits of this process are known at once. Commits of other replicas are found by asking the database for the heads of
+all logs that somebody follows, in one query; nobody follows, nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hivemem_server.domain.errors import DatabaseUnavailable
+from hivemem_server.domain.ports import LogStore
+from hivemem_server.domain.values import Namespace
+
+
+@dataclass(slots=True, eq=False)
+class _Head:
+    position: int = 0
+    followers: int = 0
+    waiting: set[asyncio.Future[None]] = field(default_factory=set)
+
+    def wake(self) -> None:
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
+
+
+class Heads:
+    """The heads of the logs that are followed here."""
+
+    def __init__(self, store: LogStore, poll_seconds: float) -> None:
+        self._store = store
+        self._poll_seconds = poll_seconds
+        self._heads: dict[int, _Head] = {}
+        self._followed = asyncio.Event()
+        self.draining = False
+
+    @property
+    def follower_count(self) -> int:
+        """How many follow a log here."""
+        return sum(head.followers for head in self._heads.values())
+
+    @contextlib.contextmanager
+    def following(self, namespace: Namespace) -> Iterator[None]:
+        """While it is open, the namespace's head is kept up to date."""
+        head = self._heads.setdefault(namespace.key, _Head())
+        head.followers += 1
+        self._followed.set()
+        try:
+            yield
+        finally:
+            head.followers -= 1
+            if not head.followers:
+                del self._heads[namespace.key]
+
+    def advance(self, namespace: Namespace, position: int) -> None:
+        """Tells that the log has come to `position`."""
+        self._advance(namespace.key, position)
+
+    async def beyond(self, namespace: Namespace, position: int, timeout: float) -> bool:
+        """Waits until the log is beyond `position`: True then, False when the time is over or the server drains."""
+        head = self._heads[namespace.key]
+        if head.position > position or self.draining:
+            return not self.draining
+        future = asyncio.get_running_loop().create_future()
+        head.waiting.add(future)
+        timer = asyncio.get_running_loop().call_later(timeout, _expire, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            head.waiting.discard(future)
+        return head.position > position and not self.draining
+
+    def drain(self) -> None:
+        """Wakes everybody for good."""
+        self.draining = True
+        for head in self._heads.values():
+            head.wake()
+
+    async def run(self) -> None:
+        """Asks for heads for ever, while somebody follows."""
+        while True:
+            if not self._heads:
+                self._followed.clear()
+                await self._followed.wait()
+            with contextlib.suppress(DatabaseUnavailable):  # the pool has logged it; the next round asks again
+                for key, position in (await self._store.heads(list(self._heads))).items():
+                    self._advance(key, position)
+            await asyncio.sleep(self._poll_seconds)
+
+    def _advance(self, key: int, position: int) -> None:
+        head = self._heads.get(key)
+        if head is not None and position > head.position:
+            head.position = position
+            head.wake()
+
+
+def _expire(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,230 @@
+"""Search on PostgreSQL: candidates by words and by meaning in one round trip, and the vectors of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pgvector.sqlalchemy import HALFVEC
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    cast,
+    false,
+    func,
+    literal,
+    null,
+    select,
+    true,
+)
+from sqlalchemy.dialects.postgresql import REGCONFIG, TSQUERY
+from sqlalchemy.sql import ColumnElement, Select
+from sqlalchemy.sql.selectable import CTE
+
+from hivemem_server.domain.embedder import EmbeddingModel
+from hivemem_server.domain.errors import ModelUnknown
+from hivemem_server.domain.filters import Filter
+from hivemem_server.domain.ports import Candidates
+from hivemem_server.domain.ranking import Candidate
+from hivemem_server.domain.values import Namespace
+from hivemem_server.postgres import rows
+from hivemem_server.postgres.database import Database
+from hivemem_server.postgres.filters import record_conditions
+from hivemem_server.postgres.tables import decisions, index_progress, log, namespaces
+
+# ts_rank divides by 1 + the logarithm of the length: statements above long outputs.
+LENGTH_NORMALISATION = 1
+
+
+class ModelMismatch(Exception):
+    """An embedding model is known to the database with other properties; the message names the cure."""
+
+
+def vectors(model_key: int, dimension: int) -> Table:
+    """The table of a model's vectors."""
+    return Table(
+        f"vectors_{model_key}",
+        MetaData(),
+        Column("namespace_id", Integer, primary_key=True),
+        Column("position", BigInteger, primary_key=True),
+        Column("embedding", HALFVEC(dimension), nullable=False),
+    )
+
+
+class PostgresSearch:
+    """Implements SearchStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._keys: dict[str, int] = {}
+
+    async def register_model(self, model: EmbeddingModel) -> None:
+        """See SearchStore."""
+        async with self._database.transaction() as connection:
+            await connection.execute("LOCK TABLE models IN SHARE ROW EXCLUSIVE MODE")
+            query = "SELECT model_key, dimension, digest FROM models WHERE name = %s"
+            known = await (await connection.execute(query, [model.name])).fetchone()
+            if known:
+                _check_same(model, known[1], known[2])
+                self._keys[model.name] = known[0]
+                return
+            await connection.execute(
+                "INSERT INTO models (model_key, name, dimension, digest, created_time)"
+                " SELECT coalesce(max(model_key), 0) + 1, %s, %s, %s, clock_timestamp() FROM models",
+                [model.name, model.dimension, model.digest],
+            )
+            row = await (await connection.execute(query, [model.name])).fetchone()
+            assert row is not None
+            create: Any = (
+                f"CREATE TABLE vectors_{row[0]} (namespace_id int NOT NULL, position bigint NOT NULL,"
+                f" embedding halfvec({model.dimension}) NOT NULL, PRIMARY KEY (namespace_id, position))"
+            )
+            await connection.execute(create)
+            self._keys[model.name] = row[0]
+
+    def model_key(self, model: EmbeddingModel) -> int:
+        """The key of a registered model."""
+        key = self._keys.get(model.name)
+        if key is None:
+            raise ModelUnknown(f"this server has no embedding model {model.name!r}", model=model.name)
+        return key
+
+    async def indexed_position(self, namespace: Namespace, model: EmbeddingModel) -> int:
+        """See SearchStore."""
+        found = await self._database.query(select(_indexed(namespace.key, self.model_key(model))))
+        return int(found[0][0])
+
+    async def candidates(
+        self,
+        namespace: Namespace,
+        wanted: Filter,
+        *,
+        text: str,
+        vector: Sequence[float] | None,
+        model: EmbeddingModel | None,
+        limit: int,
+    ) -> Candidates:
+        """See SearchStore."""
+        key = self.model_key(model) if model else 0
+        lexical = _by_words(namespace.key, wanted, text, limit)
+        nearest = (
+            _by_meaning(namespace.key, wanted, vector, vectors(key, model.dimension), limit)
+            if model and (vector is not None)
+            else _nothing()
+        )
+        found = await self._database.query(_united(namespace.key, lexical, nearest, key))
+        indexed, head = found[0][:2]
+        return Candidates(
+            candidates=[
+                Candidate(episode=rows.episode(row[5:]), lexical=row[2], similarity=row[3], superseded=row[4])
+                for row in found
+                if row[5] is not None
+            ],
+            indexed_position=indexed,
+            head=head,
+        )
+
+
+def _check_same(model: EmbeddingModel, dimension: int, digest: str) -> None:
+    if dimension != model.dimension:
+        raise ModelMismatch(
+            f"the database holds vectors of model {model.name!r} with {dimension} dimensions, but the embedder gives"
+            f" {model.dimension}: set --embedding-dimensions {dimension}, or use a model of another name"
+        )
+    if digest != model.digest:
+        raise ModelMismatch(
+            f"the database holds vectors of model {model.name!r} with digest {digest or 'none'}, but the embedder has"
+            f" {model.digest or 'none'}: install the version it was indexed with, or use a model of another name"
+        )
+
+
+def _indexed(namespace: int, model_key: int) -> ColumnElement[int]:
+    progress = select(index_progress.c.position).where(
+        index_progress.c.namespace_id == namespace, index_progress.c.model_key == model_key
+    )
+    return func.coalesce(progress.scalar_subquery(), literal(0))
+
+
+def _stems(namespace: int, words: str) -> ColumnElement[Any]:
+    """The words as a query for any of their stems, in the namespace's language; NULL if none is left."""
+    language = select(cast(namespaces.c.text_language, REGCONFIG)).where(namespaces.c.namespace_id == namespace)
+    lexeme = func.unnest(func.to_tsvector(language.scalar_subquery(), words)).table_valued(
+        "lexeme", "positions", "weights"
+    )
+    escaped = func.replace(func.replace(lexeme.c.lexeme, "\\", "\\\\"), "'", "''")
+    joined = func.string_agg("'" + escaped + "'", literal(" | "))
+    return select(cast(joined, TSQUERY)).select_from(lexeme).scalar_subquery()
+
+
+def _by_words(namespace: int, wanted: Filter, words: str, limit: int) -> CTE:
+    query = select(_stems(namespace, words).label("stems")).cte("query")
+    score = func.ts_rank(log.c.search, query.c.stems, LENGTH_NORMALISATION)
+    return (
+        select(log.c.position, cast(score, Float).label("lexical"))
+        .select_from(log.join(query, log.c.search.op("@@")(query.c.stems)))
+        .where(*record_conditions(namespace, wanted))
+        .order_by(score.desc(), log.c.position.desc())
+        .limit(limit)
+        .cte("by_words")
+    )
+
+
+def _by_meaning(namespace: int, wanted: Filter, vector: Sequence[float], table: Table, limit: int) -> CTE:
+    distance = table.c.embedding.op("<=>")(_halfvec(vector, table))
+    return (
+        select(log.c.position, (1 - cast(distance, Float)).label("similarity"))
+        .select_from(
+            log.join(table, and_(table.c.namespace_id == log.c.namespace_id, table.c.position == log.c.position))
+        )
+        .where(table.c.namespace_id == namespace, *record_conditions(namespace, wanted))
+        .order_by(distance, log.c.position.desc())
+        .limit(limit)
+        .cte("by_meaning")
+    )
+
+
+def _halfvec(vector: Sequence[float], table: Table) -> ColumnElement[Any]:
+    written = "[" + ",".join(f"{float(number):.7g}" for number in vector) + "]"
+    return cast(literal(written, Text), table.c.embedding.type)
+
+
+def _nothing() -> CTE:
+    return (
+        select(literal(0, BigInteger).label("position"), cast(null(), Float).label("similarity"))
+        .where(false())
+        .cte("by_meaning")
+    )
+
+
+def _united(namespace: int, lexical: CTE, nearest: CTE, model_key: int) -> Select[Any]:
+    """Both lists as one, with what the log knows of them. One row with nothing in it if both are empty."""
+    position = func.coalesce(lexical.c.position, nearest.c.position)
+    both = (
+        select(position.label("position"), lexical.c.lexical, nearest.c.similarity)
+        .select_from(lexical.join(nearest, lexical.c.position == nearest.c.position, full=True))
+        .cte("both_lists")
+    )
+    superseded = (
+        select(true())
+        .where(
+            decisions.c.namespace_id == namespace,
+            decisions.c.position == both.c.position,
+            decisions.c.superseded_by.is_not(None),
+        )
+        .exists()
+    )
+    found = (
+        select(both.c.lexical, both.c.similarity, superseded.label("superseded"), *rows.RECORD_COLUMNS)
+        .select_from(rows.with_names().join(both, log.c.position == both.c.position))
+        .where(log.c.namespace_id == namespace)
+        .subquery("found")
+    )
+    head = select(func.max(log.c.position)).where(log.c.namespace_id == namespace).scalar_subquery()
+    bounds = select(_indexed(namespace, model_key).label("indexed"), func.coalesce(head, 0).label("head")).subquery()
+    return select(bounds.c.indexed, bounds.c.head, *found.c).select_from(bounds.outerjoin(found, true()))

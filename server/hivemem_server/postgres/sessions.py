@@ -1,0 +1,162 @@
+"""Sessions on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, LiteralString
+
+from sqlalchemy import and_, case, func, select, true, update
+from sqlalchemy.sql import Select
+
+from hivemem_server.domain.errors import NamespaceNotFound, SessionExists, SessionNotFound
+from hivemem_server.domain.filters import SessionFilter
+from hivemem_server.domain.values import Namespace, RecordKind, Session, SessionState
+from hivemem_server.postgres.database import Database, Row
+from hivemem_server.postgres.filters import session_conditions
+from hivemem_server.postgres.tables import log, sessions
+
+OPEN: LiteralString = "SELECT open_session_v1(%s, %s, %s, %s, %s, %s)"
+
+# Takes the namespace's lock, so that an append is ordered either before the closing or after it.
+CLOSE: LiteralString = """
+WITH locked AS MATERIALIZED (SELECT FROM namespaces WHERE namespace_id = %(namespace)s FOR NO KEY UPDATE)
+UPDATE sessions SET state = 2, closed_time = clock_timestamp(), updated_time = clock_timestamp()
+WHERE namespace_id = %(namespace)s AND session_id = %(session)s AND state = 1 AND EXISTS (SELECT FROM locked)
+"""
+
+_earlier = sessions.alias("earlier")
+
+
+class PostgresSessions:
+    """Implements SessionStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(
+        self,
+        namespace: Namespace,
+        session_id: str,
+        *,
+        user_id: str,
+        goal: str,
+        labels: Mapping[str, str],
+        continues_session_id: str,
+    ) -> tuple[Session, bool]:
+        """See SessionStore."""
+        found = await self._database.fetch(
+            OPEN, [namespace.key, session_id, user_id, goal, dict(labels), continues_session_id]
+        )
+        match found[0][0]:
+            case "NAMESPACE_NOT_FOUND":
+                raise NamespaceNotFound(f"namespace {namespace.name!r} does not exist", namespace=namespace.name)
+            case "SESSION_EXISTS":
+                raise SessionExists(
+                    f"session {session_id!r} belongs to another user: choose another id", session_id=session_id
+                )
+            case "SESSION_NOT_FOUND":
+                raise SessionNotFound(
+                    f"session {continues_session_id!r}, which is to be continued, does not exist for this user",
+                    session_id=continues_session_id,
+                )
+            case outcome:
+                return await self.get(namespace, session_id), outcome == "CREATED"
+
+    async def get(self, namespace: Namespace, session_id: str) -> Session:
+        """See SessionStore."""
+        found = await self._database.query(
+            select_sessions().where(sessions.c.namespace_id == namespace.key, sessions.c.session_id == session_id)
+        )
+        if not found:
+            raise no_session(session_id)
+        return session(found[0])
+
+    async def page(
+        self, namespace: Namespace, wanted: SessionFilter, before: int, limit: int
+    ) -> tuple[list[Session], int]:
+        """See SessionStore."""
+        conditions = session_conditions(namespace.key, wanted)
+        if before:
+            conditions.append(sessions.c.session_key < before)
+        found = await self._database.query(
+            select_sessions().where(*conditions).order_by(sessions.c.session_key.desc()).limit(limit + 1)
+        )
+        more = len(found) > limit
+        return [session(row) for row in found[:limit]], found[limit - 1][0] if more else 0
+
+    async def update(
+        self, namespace: Namespace, session_id: str, *, goal: str | None, labels: Mapping[str, str] | None
+    ) -> Session:
+        """See SessionStore."""
+        changes: dict[str, object] = {} if goal is None else {"goal": goal}
+        if labels is not None:
+            changes["labels"] = dict(labels)
+        if changes:
+            await self._database.query(
+                update(sessions)
+                .where(sessions.c.namespace_id == namespace.key, sessions.c.session_id == session_id)
+                .values(**changes, updated_time=func.clock_timestamp())
+            )
+        return await self.get(namespace, session_id)
+
+    async def close(self, namespace: Namespace, session_id: str) -> Session:
+        """See SessionStore."""
+        await self._database.fetch(CLOSE, {"namespace": namespace.key, "session": session_id})
+        return await self.get(namespace, session_id)
+
+
+def no_session(session_id: str) -> SessionNotFound:
+    """The error of an unknown session."""
+    return SessionNotFound(
+        f"session {session_id!r} does not exist: create it with CreateSession", session_id=session_id
+    )
+
+
+def select_sessions() -> Select[Any]:
+    """All that `session` needs, the internal key first."""
+    newest = (
+        select(log.c.position, log.c.time)
+        .where(
+            log.c.namespace_id == sessions.c.namespace_id,
+            log.c.session_key == sessions.c.session_key,
+            log.c.record_kind == int(RecordKind.EPISODE),
+        )
+        .order_by(log.c.position.desc())
+        .limit(1)
+        .lateral("newest")
+    )
+    continued = and_(
+        _earlier.c.namespace_id == sessions.c.namespace_id, _earlier.c.session_key == sessions.c.continues_key
+    )
+    return select(
+        sessions.c.session_key,
+        sessions.c.session_id,
+        sessions.c.user_id,
+        sessions.c.goal,
+        sessions.c.labels,
+        sessions.c.state,
+        func.coalesce(_earlier.c.session_id, ""),
+        sessions.c.created_time,
+        sessions.c.updated_time,
+        case((sessions.c.state == int(SessionState.CLOSED), sessions.c.closed_time)),
+        func.coalesce(newest.c.position, 0),
+        newest.c.time,
+    ).select_from(sessions.outerjoin(_earlier, continued).outerjoin(newest, true()))
+
+
+def session(row: Row) -> Session:
+    """A row of `select_sessions` as a session."""
+    _, session_id, user_id, goal, labels, state, continues, created, updated, closed, position, time = row
+    return Session(
+        session_id=session_id,
+        user_id=user_id,
+        goal=goal,
+        labels=labels,
+        state=SessionState(state),
+        continues_session_id=continues,
+        create_time=created,
+        update_time=updated,
+        close_time=closed,
+        last_position=position,
+        last_episode_time=time,
+    )

@@ -1,0 +1,114 @@
+"""Threads on PostgreSQL. Their texts are in the episodes that opened them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Integer, and_, select, tuple_
+from sqlalchemy.sql import Select
+
+from hivemem_server.domain.filters import ThreadFilter
+from hivemem_server.domain.values import Claim, Namespace, Thread, ThreadOrder, ThreadState
+from hivemem_server.postgres.database import Database, Row
+from hivemem_server.postgres.filters import thread_conditions
+from hivemem_server.postgres.rows import loaded_thread
+from hivemem_server.postgres.tables import agents, log, sessions, threads
+
+_opener, _holder, _ender = agents.alias("opener"), agents.alias("holder"), agents.alias("ender")
+_ending = log.alias("ending")
+
+# What a page goes on from, for each order.
+_KEYS = {
+    ThreadOrder.OLDEST_FIRST: (threads.c.position, threads.c.ordinal),
+    ThreadOrder.NEWEST_FIRST: (-threads.c.position, -threads.c.ordinal),
+    ThreadOrder.PRIORITY: (-threads.c.priority, threads.c.position, threads.c.ordinal),
+}
+
+
+class PostgresThreads:
+    """Implements ThreadStore."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self, namespace: Namespace, wanted: ThreadFilter, order: ThreadOrder, after: Sequence[int], limit: int
+    ) -> tuple[list[Thread], Sequence[int]]:
+        """See ThreadStore."""
+        key = _KEYS[order]
+        statement = select_threads().add_columns(*key).where(*thread_conditions(namespace.key, wanted))
+        if after:
+            statement = statement.where(tuple_(*key) > tuple_(*after, types=[Integer] * len(after)))
+        found = await self._database.query(statement.order_by(*key).limit(limit + 1))
+        more = len(found) > limit
+        return [thread(row) for row in found[:limit]], found[limit - 1][-len(key) :] if more else ()
+
+
+def select_threads() -> Select[Any]:
+    """All that `thread` needs."""
+
+    def of(table: Any, key: Any) -> Any:
+        return and_(table.c.namespace_id == threads.c.namespace_id, table.c.agent_key == key)
+
+    joined = (
+        threads.join(log, and_(log.c.namespace_id == threads.c.namespace_id, log.c.position == threads.c.position))
+        .join(
+            sessions,
+            and_(sessions.c.namespace_id == threads.c.namespace_id, sessions.c.session_key == threads.c.session_key),
+        )
+        .join(_opener, of(_opener, threads.c.agent_key))
+        .outerjoin(_holder, of(_holder, threads.c.claimed_by))
+        .outerjoin(_ender, of(_ender, threads.c.ended_by))
+        .outerjoin(
+            _ending,
+            and_(_ending.c.namespace_id == threads.c.namespace_id, _ending.c.position == threads.c.ended_position),
+        )
+    )
+    return select(
+        log.c.open_threads[threads.c.ordinal - 1],
+        threads.c.state,
+        sessions.c.session_id,
+        sessions.c.user_id,
+        _opener.c.agent_id,
+        log.c.record_id,
+        log.c.position,
+        log.c.time,
+        _holder.c.agent_id,
+        threads.c.fence,
+        threads.c.lease,
+        threads.c.claim_time,
+        threads.c.expire_time,
+        _ender.c.agent_id,
+        _ending.c.record_id,
+        threads.c.ended_time,
+        threads.c.superseded,
+    ).select_from(joined)
+
+
+def thread(row: Row) -> Thread:
+    """A row of `select_threads` as a thread."""
+    (opened, state, session_id, user_id, agent_id, episode_id, position, time, holder, fence, lease, claimed, expires,
+     ended_by, ended_by_episode, ended, superseded) = row[:17]  # fmt: skip
+    held = ThreadState(state) is ThreadState.CLAIMED
+    claim = _claim(holder, fence, lease, claimed, expires) if held else None
+    return Thread(
+        opened=loaded_thread(opened),
+        state=ThreadState(state),
+        session_id=session_id,
+        user_id=user_id,
+        agent_id=agent_id,
+        episode_id=episode_id,
+        position=position,
+        open_time=time,
+        claim=claim,
+        ended_by_agent_id=ended_by or "",
+        ended_by_episode_id=ended_by_episode,
+        end_time=ended,
+        superseded=superseded,
+    )
+
+
+def _claim(holder: str, fence: int, lease: dt.timedelta, claimed: dt.datetime, expires: dt.datetime) -> Claim:
+    return Claim(agent_id=holder, fence=fence, lease=lease, claim_time=claimed, expire_time=expires)

@@ -1,0 +1,310 @@
+"""EpisodeService."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from hivemem.v1 import episode_service_pb2 as pb
+from hivemem.v1 import types_pb2
+
+from hivemem_server.domain import limits
+from hivemem_server.domain.errors import NotImplementedYet
+from hivemem_server.domain.filters import Filter
+from hivemem_server.domain.ports import LogBounds, LogStore, NamespaceStore
+from hivemem_server.domain.validation import Violations, check_append, check_filter, page_size
+from hivemem_server.domain.values import (
+    Append,
+    AppendOutcome,
+    Episode,
+    Expectation,
+    Namespace,
+    NewEpisode,
+    Point,
+    Stored,
+    StreamState,
+)
+from hivemem_server.log import subscription as events
+from hivemem_server.log.appender import Appender
+from hivemem_server.log.cursors import NIL, decode_cursor, encode_cursor, expired, verified
+from hivemem_server.log.heads import Heads
+from hivemem_server.rpc import convert
+from hivemem_server.rpc.namespaces import namespace_name
+from hivemem_server.rpc.pages import page_key, page_token
+from hivemem_server.rpc.registry import Outgoing
+
+HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
+STALL_SECONDS = (5.0, 60.0, 600.0)
+GOING_AWAY_SECONDS = 0.5
+
+
+class EpisodeServicer:
+    """Serves EpisodeService."""
+
+    def __init__(self, namespaces: NamespaceStore, log: LogStore, appender: Appender, heads: Heads) -> None:
+        self._namespaces = namespaces
+        self._log = log
+        self._appender = appender
+        self._heads = heads
+
+    async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
+        """Appends episodes to one stream."""
+        _refuse_unbuilt(request)
+        name = namespace_name(request.namespace)
+        append = _append_from(request)
+        outcome = await self._appender.append(await self._namespaces.resolve(name), append)
+        return _appended(append, outcome)
+
+    async def get_episode(self, request: pb.GetEpisodeRequest) -> pb.GetEpisodeResponse:
+        """Returns one episode with its neighbours."""
+        found = Violations()
+        found.between("before", request.before, 0, limits.NEIGHBOURS)
+        found.between("after", request.after, 0, limits.NEIGHBOURS)
+        episode_id = None
+        match request.WhichOneof("key"):
+            case "episode_id":
+                episode_id = convert.uuid_from(found, "episode_id", request.episode_id)
+            case "position":
+                found.at_least("position", request.position, 1)
+            case _:
+                found.add("key", "episode_id or position is required")
+        found.done()
+        namespace = await self._namespaces.resolve(namespace_name(request.namespace))
+        episode = await self._log.get(namespace, episode_id=episode_id, position=request.position)
+        before, after = await self._log.neighbours(
+            namespace,
+            episode,
+            request.before,
+            request.after,
+            same_agent=request.neighbour_scope == pb.NEIGHBOUR_SCOPE_STREAM,
+        )
+        return pb.GetEpisodeResponse(
+            episode=convert.episode(episode), before=map(convert.episode, before), after=map(convert.episode, after)
+        )
+
+    async def list_episodes(self, request: pb.ListEpisodesRequest) -> pb.ListEpisodesResponse:
+        """Lists episodes in log order."""
+        name = namespace_name(request.namespace)
+        wanted = _checked_filter(request.filter)
+        size = page_size(request.page_size)
+        newest_first = request.order == pb.LIST_ORDER_NEWEST_FIRST
+        key = page_key(request)
+        if key:
+            wanted = _beyond(wanted, int(key[0]), newest_first=newest_first)
+        namespace = await self._namespaces.resolve(name)
+        episodes = await self._log.page(namespace, wanted, size + 1, newest_first=newest_first)
+        shown = _within_bytes([convert.episode(episode) for episode in episodes[:size]])
+        more = len(episodes) > len(shown)
+        return pb.ListEpisodesResponse(
+            episodes=shown, next_page_token=page_token(request, [shown[-1].position] if more else ())
+        )
+
+    async def subscribe_episodes(self, request: pb.SubscribeEpisodesRequest) -> AsyncIterator[Outgoing]:
+        """Follows the log."""
+        name = namespace_name(request.namespace)
+        wanted, terms = _terms_from(request)
+        namespace = await self._namespaces.resolve(name)
+        bounds = await self._log.bounds(namespace)
+        start = await self._start(namespace, request.start, bounds)
+        yield Outgoing(_started(namespace, start, bounds, terms), terms.stall_seconds)
+        async for event in events.follow(
+            self._log,
+            self._heads,
+            namespace,
+            wanted,
+            start,
+            batch_size=terms.batch_size,
+            heartbeat=terms.heartbeat_seconds,
+        ):
+            for message in _event_messages(namespace, event):
+                yield Outgoing(message, terms.stall_seconds)
+
+    async def _start(self, namespace: Namespace, given: types_pb2.StartPoint, bounds: LogBounds) -> Point:
+        found = Violations()
+        point: Point | None = None
+        match given.WhichOneof("point"):
+            case "now":
+                return bounds.head
+            case "cursor":
+                return await verified(self._log, namespace, decode_cursor(namespace, given.cursor))
+            case "position":
+                found.at_least("start.position", given.position)
+                found.done()
+                point = await self._at(namespace, given.position, bounds)
+            case "time":
+                time = convert.time_from(found, "start.time", given.time)
+                found.done()
+                point = await self._at(namespace, await self._log.position_at(namespace, time), bounds)
+            case "cursor_name":
+                raise NotImplementedYet("this server has no named cursors yet: keep the cursor yourself")
+        return point or Point(position=bounds.floor, record_id=NIL)
+
+    async def _at(self, namespace: Namespace, position: int, bounds: LogBounds) -> Point:
+        if 0 < position < bounds.floor:
+            raise expired(position, bounds.floor)
+        point = await self._log.point(namespace, position)
+        return point or Point(position=max(position, bounds.floor), record_id=NIL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """What a subscription gets of what it wished for."""
+
+    heartbeat_seconds: float
+    stall_seconds: float
+    batch_size: int
+
+
+def _refuse_unbuilt(request: pb.AppendEpisodesRequest) -> None:
+    if request.conditions:
+        raise NotImplementedYet("this server has no append conditions yet: leave `conditions` empty")
+    if request.writer_fence:
+        raise NotImplementedYet("this server has no exclusive writing yet: leave `writer_fence` unset")
+
+
+def _append_from(request: pb.AppendEpisodesRequest) -> Append:
+    found = Violations()
+    episodes: list[NewEpisode] = []
+    for index, given in enumerate(request.episodes[: limits.APPEND_EPISODES + 1]):
+        episodes.append(convert.new_episode_from(found, f"episodes[{index}]", given))
+    append = Append(
+        session_id=request.session_id,
+        agent_id=request.agent_id,
+        episodes=tuple(episodes),
+        expectation=_expectation_from(found, request.expectation),
+    )
+    found.count("episodes", request.episodes, limits.APPEND_EPISODES)
+    check_append(found, append, request.ByteSize())
+    return append
+
+
+def _expectation_from(found: Violations, given: pb.Expectation) -> Expectation:
+    match given.WhichOneof("expectation"):
+        case "no_stream":
+            return Expectation(state=StreamState.NO_STREAM)
+        case "stream_exists":
+            return Expectation(state=StreamState.EXISTS)
+        case "revision":
+            found.at_least("expectation.revision", given.revision, 1)
+            return Expectation(state=StreamState.REVISION, revision=given.revision)
+    return Expectation()
+
+
+def _appended(append: Append, outcome: AppendOutcome) -> pb.AppendEpisodesResponse:
+    stored = zip(append.episodes, outcome.stored, strict=True)
+    return pb.AppendEpisodesResponse(
+        episodes=[_appended_episode(new, where) for new, where in stored], deduplicated=outcome.deduplicated
+    )
+
+
+def _appended_episode(new: NewEpisode, where: Stored) -> pb.AppendedEpisode:
+    return pb.AppendedEpisode(
+        episode_id=str(new.episode_id),
+        position=where.position,
+        revision=where.revision,
+        commit_time=convert.stamp(where.commit_time),
+        decision_ids=[decision.decision_id for decision in new.decisions],
+        thread_ids=[thread.thread_id for thread in new.open_threads],
+    )
+
+
+def _checked_filter(given: types_pb2.Filter) -> Filter:
+    found = Violations()
+    wanted = convert.filter_from(found, given)
+    check_filter(found, wanted)
+    found.done()
+    return wanted
+
+
+def _beyond(wanted: Filter, position: int, *, newest_first: bool) -> Filter:
+    """The filter for what a list has not shown yet."""
+    if newest_first:
+        return replace(wanted, through=position - 1) if position > 1 else replace(wanted, after=position, through=0)
+    return replace(wanted, after=position)
+
+
+def _within_bytes(episodes: Sequence[types_pb2.Episode]) -> list[types_pb2.Episode]:
+    """As many as fit into a page, at least one."""
+    shown: list[types_pb2.Episode] = []
+    size = 0
+    for episode in episodes:
+        size += episode.ByteSize()
+        if shown and size > limits.PAGE_BYTES:
+            break
+        shown.append(episode)
+    return shown
+
+
+def _terms_from(request: pb.SubscribeEpisodesRequest) -> tuple[Filter, _Terms]:
+    if request.HasField("relevance"):
+        raise NotImplementedYet("this server has no standing queries yet: leave `relevance` unset")
+    found = Violations()
+    kinds = convert.record_kinds_from(found, request.record_kinds)
+    wanted = convert.filter_from(found, request.filter, record_kinds=kinds)
+    check_filter(found, wanted)
+    found.at_least("max_batch_size", request.max_batch_size)
+    found.done()
+    size = request.max_batch_size or limits.DEFAULT_BATCH_SIZE
+    heartbeat = convert.seconds(request.heartbeat_interval) if request.HasField("heartbeat_interval") else None
+    stall = convert.seconds(request.stall_timeout) if request.HasField("stall_timeout") else None
+    return wanted, _Terms(
+        heartbeat_seconds=_clamped(heartbeat, *HEARTBEAT_SECONDS),
+        stall_seconds=_clamped(stall, *STALL_SECONDS),
+        batch_size=min(size, limits.BATCH_SIZE),
+    )
+
+
+def _clamped(value: float | None, least: float, default: float, most: float) -> float:
+    return default if value is None else min(max(value, least), most)
+
+
+def _started(namespace: Namespace, start: Point, bounds: LogBounds, terms: _Terms) -> pb.SubscribeEpisodesResponse:
+    return pb.SubscribeEpisodesResponse(
+        started=pb.SubscribeEpisodesResponse.Started(
+            cursor=encode_cursor(namespace, start),
+            position=start.position,
+            first_position=bounds.floor + 1,
+            head_position=bounds.head.position,
+            heartbeat_interval=convert.duration(terms.heartbeat_seconds),
+            max_batch_size=terms.batch_size,
+            stall_timeout=convert.duration(terms.stall_seconds),
+        )
+    )
+
+
+def _event_messages(namespace: Namespace, event: events.Event) -> list[pb.SubscribeEpisodesResponse]:
+    response = pb.SubscribeEpisodesResponse
+    cursor, position = encode_cursor(namespace, event.point), event.point.position
+    match event:
+        case events.Batch():
+            return _batches(namespace, event)
+        case events.CaughtUp():
+            return [response(caught_up=response.CaughtUp(cursor=cursor, position=position))]
+        case events.FellBehind(head=head):
+            fell = response.FellBehind(cursor=cursor, position=position, head_position=head)
+            return [response(fell_behind=fell)]
+        case events.Progress(head=head):
+            return [response(progress=response.Progress(cursor=cursor, position=position, head_position=head))]
+        case events.GoingAway():
+            retry = convert.duration(GOING_AWAY_SECONDS)
+            away = response.GoingAway(cursor=cursor, position=position, retry_delay=retry)
+            return [response(going_away=away)]
+
+
+def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpisodesResponse]:
+    """The records in messages of bounded size, each with the cursor after its last record."""
+    made: list[pb.SubscribeEpisodesResponse] = []
+    batch, size = pb.SubscribeEpisodesResponse.Batch(), 0
+    for index, record in enumerate(event.records):
+        message = convert.record(record)
+        size += message.ByteSize()
+        batch.records.append(message)
+        last = index + 1 == len(event.records)
+        if last or size > limits.PAGE_BYTES:
+            content = record.content
+            here = content.episode_id if isinstance(content, Episode) else NIL
+            point = event.point if last else Point(position=record.position, record_id=here or NIL)
+            batch.cursor = encode_cursor(namespace, point)
+            made.append(pb.SubscribeEpisodesResponse(batch=batch))
+            batch, size = pb.SubscribeEpisodesResponse.Batch(), 0
+    return made

@@ -1,0 +1,53 @@
+"""Page tokens: where a list goes on, bound to the request that began it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from google.protobuf.message import Message
+
+from hivemem_server.domain.errors import PageTokenMalformed
+
+Key: TypeAlias = Sequence[int | str]
+
+_CHECK_BYTES = 12
+
+
+def page_token(request: Message, key: Key) -> str:
+    """The token for what follows `key`; empty if nothing does."""
+    if not key:
+        return ""
+    body = json.dumps(list(key), separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(body + _check(request, body)).decode()
+
+
+def page_key(request: Message) -> Key:
+    """The key in the request's token, empty at the beginning. Raises PageTokenMalformed."""
+    token: str = request.page_token  # type: ignore[attr-defined]
+    if not token:
+        return ()
+    try:
+        data = base64.b64decode(token, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+    if not body or check != _check(request, body):
+        raise PageTokenMalformed("the page token was altered, or belongs to a request with other fields")
+    key: list[int | str] = json.loads(body)
+    return key
+
+
+def _check(request: Message, body: bytes) -> bytes:
+    """A digest over the token and the request's other fields; the page size may change between pages."""
+    same = type(request)()
+    same.CopyFrom(request)
+    same.ClearField("page_token")
+    same.ClearField("page_size")
+    digest = hashlib.blake2s(same.SerializeToString(deterministic=True), digest_size=_CHECK_BYTES, person=b"page")
+    digest.update(body)
+    return digest.digest()

@@ -1,0 +1,157 @@
+"""Puts servicers on the wire: one handler for each method of the contract, and one place where errors become statuses.
+
+A servicer is an object with a coroutine method for each rpc, named as the rpc in snake case, that takes the request and
+returns the response, or is an async generator of responses. What it does not have answers UNIMPLEMENTED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from hivemem_server.domain.errors import HivememError, InvalidField, NotImplementedYet, SlowConsumer
+from hivemem_server.rpc import status
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Unary: TypeAlias = Callable[[Any], Awaitable[Message]]
+Streaming: TypeAlias = Callable[[Any], AsyncGenerator["Outgoing"]]
+
+
+class Malformed:
+    """Bytes that are no message of the method's; the handler answers instead of gRPC, which would say UNKNOWN."""
+
+
+class Outgoing:
+    """A response of a stream, and how long its write may wait for the reader."""
+
+    __slots__ = ("message", "stall_seconds")
+
+    def __init__(self, message: Message, stall_seconds: float) -> None:
+        self.message = message
+        self.stall_seconds = stall_seconds
+
+
+def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """The handlers of one service."""
+    handlers = {method.name: _handler(method, servicer) for method in service.methods}
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandler[Any, Any]:
+    implementation: Any = getattr(servicer, _snake_case(method.name), None) or _missing(method)
+    parse = _lenient(message_factory.GetMessageClass(method.input_type))
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(
+            _refused(method), request_deserializer=parse, response_serializer=_serialized
+        )
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(
+            _streaming(method.full_name, implementation), request_deserializer=parse, response_serializer=_serialized
+        )
+    return grpc.unary_unary_rpc_method_handler(
+        _unary(method.full_name, implementation), request_deserializer=parse, response_serializer=_serialized
+    )
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _missing(method: MethodDescriptor) -> Unary:
+    async def answer(request: object) -> Message:
+        raise NotImplementedYet(
+            f"this server does not have {method.containing_service.name}.{method.name} yet", method=method.name
+        )
+
+    return answer
+
+
+def _lenient(message_class: type[Message]) -> Callable[[bytes], Message | Malformed]:
+    def parse(data: bytes) -> Message | Malformed:
+        try:
+            return message_class.FromString(data)
+        except (DecodeError, UnicodeDecodeError):
+            return Malformed()
+
+    return parse
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _check_parsed(request: object) -> None:
+    if isinstance(request, Malformed):
+        raise InvalidField.at("request", "the bytes are no message of this method, or its text is not valid UTF-8")
+
+
+def _unary(name: str, implementation: Unary) -> Callable[[Any, Context], Awaitable[Message]]:
+    async def handle(request: Any, context: Context) -> Message:
+        try:
+            _check_parsed(request)
+            return await implementation(request)
+        except Exception as error:
+            await _abort(context, status.known(error, name))
+            raise  # not reached: abort raises
+
+    return handle
+
+
+def _streaming(name: str, implementation: Streaming) -> Callable[[Any, Context], Awaitable[None]]:
+    async def handle(request: Any, context: Context) -> None:
+        try:
+            _check_parsed(request)
+            async with aclosing(implementation(request)) as responses:
+                async for response in responses:
+                    await _write(context, response)
+        except Exception as error:
+            _end(context, status.known(error, name))
+
+    return handle
+
+
+def _refused(method: MethodDescriptor) -> Callable[[Any, Context], Awaitable[None]]:
+    async def handle(requests: object, context: Context) -> None:
+        try:
+            await _missing(method)(requests)
+        except HivememError as error:
+            await _abort(context, error)
+
+    return handle
+
+
+async def _write(context: Context, response: Outgoing) -> None:
+    """Writes, or gives the reader up when it takes nothing for too long. Never cancels a write: gRPC would leak it."""
+    write = asyncio.ensure_future(context.write(response.message))
+    done, _ = await asyncio.wait({write}, timeout=response.stall_seconds)
+    if not done:
+        write.add_done_callback(_ignore)
+        raise SlowConsumer(
+            f"nothing was read for {response.stall_seconds:g} s: resume from the last cursor",
+            stall_seconds=f"{response.stall_seconds:g}",
+        )
+    write.result()
+
+
+def _ignore(write: asyncio.Future[None]) -> None:
+    if not write.cancelled():
+        write.exception()
+
+
+async def _abort(context: Context, error: HivememError) -> None:
+    await context.abort(status.code(error), status.message(error), status.trailers(error))
+
+
+def _end(context: Context, error: HivememError) -> None:
+    """Ends a stream with a status by returning: after a blocked write `abort` would block as well."""
+    context.set_code(status.code(error))
+    context.set_details(status.message(error))
+    context.set_trailing_metadata(status.trailers(error))

@@ -1,0 +1,255 @@
+"""SessionService."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hivemem.v1 import agent_service_pb2
+from hivemem.v1 import session_service_pb2 as pb
+
+from hivemem_server.domain import limits
+from hivemem_server.domain.filters import SessionFilter
+from hivemem_server.domain.ports import LogStore, NamespaceStore, ResumeStore, SessionStore
+from hivemem_server.domain.resume import AgentSeen, ResumeMaterial, ResumeMessages, ResumeTarget, build_messages
+from hivemem_server.domain.validation import Violations, check_labels, check_session, check_session_filter, page_size
+from hivemem_server.domain.values import Namespace, Session, SessionState, StandingDecision
+from hivemem_server.log.cursors import decode_cursor, encode_cursor, verified
+from hivemem_server.rpc import convert, threads
+from hivemem_server.rpc.namespaces import masked, namespace_name
+from hivemem_server.rpc.pages import page_key, page_token
+
+
+class SessionServicer:
+    """Serves SessionService."""
+
+    def __init__(self, namespaces: NamespaceStore, sessions: SessionStore, resume: ResumeStore, log: LogStore) -> None:
+        self._namespaces = namespaces
+        self._sessions = sessions
+        self._resume = resume
+        self._log = log
+
+    async def create_session(self, request: pb.CreateSessionRequest) -> pb.CreateSessionResponse:
+        """Makes a session, or returns the one there."""
+        name = namespace_name(request.namespace)
+        labels = dict(request.labels)
+        check_session(request.session_id, request.user_id, request.goal, labels, request.continues_session_id)
+        session, created = await self._sessions.open(
+            await self._namespaces.resolve(name),
+            request.session_id,
+            user_id=request.user_id,
+            goal=request.goal,
+            labels=labels,
+            continues_session_id=request.continues_session_id,
+        )
+        return pb.CreateSessionResponse(session=message(name, session), created=created)
+
+    async def get_session(self, request: pb.GetSessionRequest) -> pb.GetSessionResponse:
+        """Returns one session."""
+        namespace = await self._namespace(request.namespace, request.session_id)
+        session = await self._sessions.get(namespace, request.session_id)
+        return pb.GetSessionResponse(session=message(namespace.name, session))
+
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        """Lists sessions, newest first."""
+        name = namespace_name(request.namespace)
+        wanted = _session_filter(request)
+        key = page_key(request)
+        found, more = await self._sessions.page(
+            await self._namespaces.resolve(name), wanted, int(key[0]) if key else 0, page_size(request.page_size)
+        )
+        return pb.ListSessionsResponse(
+            sessions=[message(name, session) for session in found],
+            next_page_token=page_token(request, [more] if more else ()),
+        )
+
+    async def update_session(self, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
+        """Changes goal or labels."""
+        namespace = await self._namespace(request.namespace, request.session_id)
+        found = Violations()
+        found.text("goal", request.goal, limits.TEXT_BYTES)
+        check_labels(found, "labels", request.labels)
+        paths = masked(found, request, request, ("goal", "labels"))
+        found.done()
+        session = await self._sessions.update(
+            namespace,
+            request.session_id,
+            goal=request.goal if "goal" in paths else None,
+            labels=dict(request.labels) if "labels" in paths else None,
+        )
+        return pb.UpdateSessionResponse(session=message(namespace.name, session))
+
+    async def close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
+        """Closes a session."""
+        namespace = await self._namespace(request.namespace, request.session_id)
+        session = await self._sessions.close(namespace, request.session_id)
+        return pb.CloseSessionResponse(session=message(namespace.name, session))
+
+    async def resume_session(self, request: pb.ResumeSessionRequest) -> pb.ResumeSessionResponse:
+        """Returns what an agent needs to go on where a session stopped."""
+        _check_resume(request)
+        namespace = await self._namespaces.resolve(namespace_name(request.namespace))
+        material = await self._resume.material(namespace, await self._target(namespace, request))
+        messages = build_messages(
+            material,
+            max_tokens=request.max_tokens or limits.DEFAULT_RESUME_TOKENS,
+            injected=request.max_injected_summaries or limits.DEFAULT_INJECTED_SUMMARIES,
+            agent_id=request.agent_id,
+        )
+        return _resumed(namespace, material, messages)
+
+    async def _target(self, namespace: Namespace, request: pb.ResumeSessionRequest) -> ResumeTarget:
+        since = None
+        if request.since_cursor:
+            point = await verified(self._log, namespace, decode_cursor(namespace, request.since_cursor))
+            since = point.position
+        return ResumeTarget(
+            session_id=request.session_id,
+            user_id=request.user_id,
+            max_episodes=request.max_episodes or limits.DEFAULT_RESUME_EPISODES,
+            max_summaries=request.max_summaries or limits.DEFAULT_RESUME_SUMMARIES,
+            since=since,
+        )
+
+    async def _namespace(self, name: str, session_id: str) -> Namespace:
+        found = Violations()
+        found.identifier("session_id", session_id)
+        found.done()
+        return await self._namespaces.resolve(namespace_name(name))
+
+
+def _session_filter(request: pb.ListSessionsRequest) -> SessionFilter:
+    found = Violations()
+    state = None
+    if request.state:
+        if int(request.state) in set(SessionState):
+            state = SessionState(request.state)
+        else:
+            found.add("state", "is not a state that this server knows")
+    labels = tuple(sorted(request.labels.items()))
+    wanted = SessionFilter(user_ids=tuple(request.user_ids), state=state, labels=labels)
+    check_session_filter(found, wanted)
+    found.done()
+    return wanted
+
+
+def _check_resume(request: pb.ResumeSessionRequest) -> None:
+    found = Violations()
+    target = request.WhichOneof("target")
+    if target is None:
+        found.add("target", "session_id or user_id is required")
+    else:
+        found.identifier(target, getattr(request, target))
+    found.identifier("agent_id", request.agent_id, required=False)
+    found.between("max_episodes", request.max_episodes, 0, limits.RESUME_EPISODES)
+    found.between("max_summaries", request.max_summaries, 0, limits.RESUME_SUMMARIES)
+    found.between("max_injected_summaries", request.max_injected_summaries, 0, limits.RESUME_SUMMARIES)
+    if request.max_tokens:
+        found.at_least("max_tokens", request.max_tokens, limits.RESUME_TOKENS)
+    found.done()
+
+
+def message(namespace: str, session: Session) -> pb.Session:
+    """A session as a message."""
+    made = pb.Session(
+        namespace=namespace,
+        session_id=session.session_id,
+        user_id=session.user_id,
+        goal=session.goal,
+        labels=session.labels,
+        state=pb.SessionState.ValueType(int(session.state)),
+        continues_session_id=session.continues_session_id,
+        create_time=convert.stamp(session.create_time),
+        update_time=convert.stamp(session.update_time),
+        last_position=session.last_position,
+    )
+    if session.close_time:
+        made.close_time.CopyFrom(convert.stamp(session.close_time))
+    if session.last_episode_time:
+        made.last_episode_time.CopyFrom(convert.stamp(session.last_episode_time))
+    return made
+
+
+def _resumed(namespace: Namespace, material: ResumeMaterial, built: ResumeMessages) -> pb.ResumeSessionResponse:
+    response = pb.ResumeSessionResponse(
+        continued_sessions=[message(namespace.name, session) for session in material.continued_sessions],
+        episodes=map(convert.episode, material.episodes),
+        decisions=map(_standing, material.decisions),
+        open_threads=map(threads.message, material.open_threads),
+        agents=map(_agent, material.agents),
+        messages=[
+            pb.ResumeMessage(role=pb.MessageRole.ValueType(int(one.role)), content=one.content)
+            for one in built.messages
+        ],
+        token_count=built.token_count,
+        omitted=_omissions(material.left_out, built.omitted),
+        position=material.head.position,
+        cursor=encode_cursor(namespace, material.head),
+    )
+    if material.session:
+        response.session.CopyFrom(message(namespace.name, material.session))
+    _add_plans(response, material)
+    _add_away(response, material)
+    return response
+
+
+def _add_plans(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> None:
+    for plan in material.plans:
+        response.plans.add(
+            plan_id=plan.plan_id,
+            current_step=plan.current_step,
+            total_steps=plan.total_steps,
+            resolved_steps=plan.resolved_steps,
+        )
+    for summary in material.summaries:
+        response.summaries.add(
+            session_id=summary.session_id,
+            goal=summary.goal,
+            summary=summary.summary,
+            position=summary.position,
+            time=convert.stamp(summary.time),
+        )
+
+
+def _add_away(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> None:
+    away = material.away
+    if away is None:
+        return
+    highlights = [one for one in material.episodes if one.position > away.since_position]
+    response.away.CopyFrom(
+        pb.AwayReport(
+            since_position=away.since_position,
+            episode_count=sum(away.episode_counts.values()),
+            episode_counts=away.episode_counts,
+            opened_thread_count=away.opened_threads,
+            ended_thread_count=away.ended_threads,
+            highlights=map(convert.episode, highlights),
+        )
+    )
+
+
+def _omissions(*counts: Mapping[str, int]) -> list[pb.Omission]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for what, count in one.items():
+            total[what] = total.get(what, 0) + count
+    return [pb.Omission(what=what, count=count) for what, count in sorted(total.items())]
+
+
+def _standing(value: StandingDecision) -> pb.StandingDecision:
+    return pb.StandingDecision(
+        decision=convert.decision(value.decision),
+        agent_id=value.agent_id,
+        session_id=value.session_id,
+        position=value.position,
+        episode_id=str(value.episode_id),
+        time=convert.stamp(value.time),
+    )
+
+
+def _agent(value: AgentSeen) -> agent_service_pb2.Agent:
+    return agent_service_pb2.Agent(
+        agent_id=value.agent_id,
+        create_time=convert.stamp(value.create_time),
+        last_seen_time=convert.stamp(value.last_seen_time),
+        last_position=value.last_position,
+    )
