@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from uuid import uuid4
 
-import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict
 
 from hivemem_server.domain.embedder import Embedder, EmbedderRejected, EmbedderSlot, EmbeddingModel
 from hivemem_server.domain.errors import DatabaseUnavailable, EmbedderUnavailable, NamespaceNotFound
@@ -23,7 +21,7 @@ from hivemem_server.embedding.openai_compatible import OpenAIEmbedder
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.heads import Heads
 from hivemem_server.postgres import schema
-from hivemem_server.postgres.database import Database
+from hivemem_server.postgres.database import Database, DatabaseAddressError, described
 from hivemem_server.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from hivemem_server.postgres.index import PostgresIndex
 from hivemem_server.postgres.log import PostgresLog
@@ -64,19 +62,30 @@ class Running:
     embedder: str
 
 
+_CANNOT_START = (
+    EmbeddedPostgresError,
+    DatabaseAddressError,
+    DatabaseUnavailable,
+    schema.SchemaError,
+    ModelMismatch,
+    AddressError,
+)
+
+
 @contextlib.asynccontextmanager
 async def running_server(settings: Settings, progress: Progress) -> AsyncIterator[Running]:
     """A server that answers while the context is open, and drains when it is left. Raises StartError."""
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            yield await _started(settings, progress, stack)
-    except (EmbeddedPostgresError, schema.SchemaError, AddressError, ModelMismatch, DatabaseUnavailable) as error:
-        raise StartError(str(error)) from error
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            running = await _started(settings, progress, stack)
+        except _CANNOT_START as error:
+            raise StartError(str(error)) from error
+        yield running
 
 
 async def _started(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> Running:
-    url, described = await _database_url(settings, progress, stack)
-    await _migrated(url)
+    url, where = await _database_url(settings, progress, stack)
+    await asyncio.to_thread(schema.upgrade, url)
     database = await stack.enter_async_context(Database(url, size=settings.database_connections))
     server = _Server(settings, database, embedded=settings.database_url is None)
     await server.prepare()
@@ -86,35 +95,15 @@ async def _started(settings: Settings, progress: Progress, stack: contextlib.Asy
     tasks.start("heads", server.heads.run)
     port = await server.rpc.start()
     stack.push_async_callback(server.drain)
-    return Running(host=settings.host, port=port, database=described, database_url=url, embedder=embedder)
+    return Running(host=settings.host, port=port, database=where, database_url=url, embedder=embedder)
 
 
 async def _database_url(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> tuple[str, str]:
     if settings.database_url is not None:
         url = settings.database_url.get_secret_value()
-        return url, _described(url)
+        return url, described(url)
     embedded = await stack.enter_async_context(EmbeddedPostgres(settings.data_dir, progress=progress))
     return embedded.url, f"PostgreSQL {embedded.version}, embedded in {settings.data_dir}"
-
-
-def _described(url: str) -> str:
-    """Where a database is, without its password."""
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise StartError(
-            f"the database URL cannot be read ({str(error).strip()}): use postgresql://user:password@host:5432/name"
-        ) from error
-    where = f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}"
-    return f"PostgreSQL at {where}, database {parts.get('dbname', parts.get('user', 'postgres'))}"
-
-
-async def _migrated(url: str) -> None:
-    try:
-        await asyncio.to_thread(schema.upgrade, url)
-    except psycopg.OperationalError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise StartError(f"{_described(url)} cannot be reached ({reason}): check --database-url") from error
 
 
 class _Server:

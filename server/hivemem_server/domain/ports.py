@@ -100,8 +100,8 @@ class SessionStore(Protocol):
 
     async def page(
         self, namespace: Namespace, wanted: SessionFilter, before: int, limit: int
-    ) -> tuple[list[Session], int]:
-        """Sessions, newest first, with the internal key to give as `before` for more; 0 begins, and ends."""
+    ) -> list[tuple[int, Session]]:
+        """Sessions, newest first, each with the internal key to give as `before` for those after it; 0 begins."""
         ...
 
     async def update(
@@ -168,8 +168,8 @@ class ThreadStore(Protocol):
 
     async def page(
         self, namespace: Namespace, wanted: ThreadFilter, order: ThreadOrder, after: Sequence[int], limit: int
-    ) -> tuple[list[Thread], Sequence[int]]:
-        """Threads in order, with the key to give as `after` for more; empty begins, and ends."""
+    ) -> list[tuple[Sequence[int], Thread]]:
+        """Threads in order, each with the key to give as `after` for those after it; empty begins."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import Any, LiteralString, Self
 import psycopg
 import psycopg.errors
 import structlog
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import JsonbDumper
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 from sqlalchemy import ClauseElement
@@ -43,6 +43,10 @@ _SETUP = (
 )
 
 
+class DatabaseAddressError(Exception):
+    """The text is no database URL; the message says what one looks like."""
+
+
 def compiled(statement: ClauseElement) -> tuple[LiteralString, dict[str, Any]]:
     """The statement as text for psycopg, with its parameters."""
     built = statement.compile(dialect=_dialect, compile_kwargs={"render_postcompile": True})
@@ -51,8 +55,20 @@ def compiled(statement: ClauseElement) -> tuple[LiteralString, dict[str, Any]]:
 
 def conninfo(url: str) -> str:
     """The connection string with network timeouts, which the URL may override."""
-    given = psycopg.conninfo.conninfo_to_dict(url)
+    given = conninfo_to_dict(url)
     return make_conninfo(url, **{key: value for key, value in _NETWORK.items() if key not in given})
+
+
+def described(url: str) -> str:
+    """Where a database is, without its password. Raises DatabaseAddressError for what is no connection string."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise DatabaseAddressError(
+            "the database URL cannot be read: write it as postgresql://user:password@host:5432/name"
+        ) from error
+    where = f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}"
+    return f"PostgreSQL at {where}, database {parts.get('dbname') or parts.get('user') or 'postgres'}"
 
 
 async def _configure(connection: psycopg.AsyncConnection) -> None:

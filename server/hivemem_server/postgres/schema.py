@@ -8,10 +8,10 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from hivemem_server import __version__
-from hivemem_server.postgres.database import conninfo
+from hivemem_server.postgres.database import conninfo, described
 
 OLDEST_POSTGRES, NEWEST_POSTGRES = 16, 18
 OLDEST_PGVECTOR = (0, 8, 4)
@@ -25,8 +25,9 @@ class SchemaError(Exception):
 def upgrade(url: str) -> None:
     """Migrates the database in one transaction. Of several servers that start at once one does it, the others wait.
 
-    Raises SchemaError for a database that hivemem cannot use, psycopg.OperationalError for one that cannot be reached.
+    Raises SchemaError for a database that cannot be reached or used, and DatabaseAddressError.
     """
+    where = described(url)
     # psycopg connects, not SQLAlchemy, so that a connection string means the same everywhere.
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(conninfo(url)))
     try:
@@ -36,6 +37,9 @@ def upgrade(url: str) -> None:
             _check_pgvector(connection)
             _check_requirement(connection)
             command.upgrade(_config(connection), "head")
+    except (psycopg.OperationalError, OperationalError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise SchemaError(f"{where} cannot be reached ({reason}): check --database-url") from error
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
             raise

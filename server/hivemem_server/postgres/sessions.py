@@ -73,16 +73,15 @@ class PostgresSessions:
 
     async def page(
         self, namespace: Namespace, wanted: SessionFilter, before: int, limit: int
-    ) -> tuple[list[Session], int]:
+    ) -> list[tuple[int, Session]]:
         """See SessionStore."""
         conditions = session_conditions(namespace.key, wanted)
         if before:
             conditions.append(sessions.c.session_key < before)
         found = await self._database.query(
-            select_sessions().where(*conditions).order_by(sessions.c.session_key.desc()).limit(limit + 1)
+            select_sessions().where(*conditions).order_by(sessions.c.session_key.desc()).limit(limit)
         )
-        more = len(found) > limit
-        return [session(row) for row in found[:limit]], found[limit - 1][0] if more else 0
+        return [(row[0], session(row)) for row in found]
 
     async def update(
         self, namespace: Namespace, session_id: str, *, goal: str | None, labels: Mapping[str, str] | None

@@ -1,9 +1,9 @@
 """The tables. Migrations make them; a test proves that both say the same.
 
-Every key begins with the namespace, so that a namespace can be moved as a whole. Sessions and agents have small internal
-keys, so that a removed record leaves nothing personal behind. Positions and revisions come from the log itself: its last
-key is the head. Thread and decision texts live in the episode that recorded them; `threads` and `decisions` hold
-what is true of them now.
+Every key begins with the namespace, so that a namespace can be moved as a whole. Sessions and agents have small
+internal keys, so that a removed record leaves nothing personal behind. Positions and revisions come from the log
+itself: its last key is the head. Thread and decision texts live in the episode that recorded them; `threads` and
+`decisions` hold what is true of them now.
 """
 
 from __future__ import annotations

@@ -35,15 +35,14 @@ class PostgresThreads:
 
     async def page(
         self, namespace: Namespace, wanted: ThreadFilter, order: ThreadOrder, after: Sequence[int], limit: int
-    ) -> tuple[list[Thread], Sequence[int]]:
+    ) -> list[tuple[Sequence[int], Thread]]:
         """See ThreadStore."""
         key = _KEYS[order]
         statement = select_threads().add_columns(*key).where(*thread_conditions(namespace.key, wanted))
         if after:
             statement = statement.where(tuple_(*key) > tuple_(*after, types=[Integer] * len(after)))
-        found = await self._database.query(statement.order_by(*key).limit(limit + 1))
-        more = len(found) > limit
-        return [thread(row) for row in found[:limit]], found[limit - 1][-len(key) :] if more else ()
+        found = await self._database.query(statement.order_by(*key).limit(limit))
+        return [(row[-len(key) :], thread(row)) for row in found]
 
 
 def select_threads() -> Select[Any]:

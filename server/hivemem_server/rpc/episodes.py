@@ -30,7 +30,7 @@ from hivemem_server.log.cursors import NIL, decode_cursor, encode_cursor, expire
 from hivemem_server.log.heads import Heads
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.namespaces import namespace_name
-from hivemem_server.rpc.pages import page_key, page_token
+from hivemem_server.rpc.pages import fitting, page_key, page_token
 from hivemem_server.rpc.registry import Outgoing
 
 HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
@@ -93,7 +93,7 @@ class EpisodeServicer:
             wanted = _beyond(wanted, int(key[0]), newest_first=newest_first)
         namespace = await self._namespaces.resolve(name)
         episodes = await self._log.page(namespace, wanted, size + 1, newest_first=newest_first)
-        shown = _within_bytes([convert.episode(episode) for episode in episodes[:size]])
+        shown = fitting([convert.episode(episode) for episode in episodes[:size]])
         more = len(episodes) > len(shown)
         return pb.ListEpisodesResponse(
             episodes=shown, next_page_token=page_token(request, [shown[-1].position] if more else ())
@@ -221,18 +221,6 @@ def _beyond(wanted: Filter, position: int, *, newest_first: bool) -> Filter:
     if newest_first:
         return replace(wanted, through=position - 1) if position > 1 else replace(wanted, after=position, through=0)
     return replace(wanted, after=position)
-
-
-def _within_bytes(episodes: Sequence[types_pb2.Episode]) -> list[types_pb2.Episode]:
-    """As many as fit into a page, at least one."""
-    shown: list[types_pb2.Episode] = []
-    size = 0
-    for episode in episodes:
-        size += episode.ByteSize()
-        if shown and size > limits.PAGE_BYTES:
-            break
-        shown.append(episode)
-    return shown
 
 
 def _terms_from(request: pb.SubscribeEpisodesRequest) -> tuple[Filter, _Terms]:

@@ -7,13 +7,15 @@ import binascii
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from hivemem_server.domain import limits
 from hivemem_server.domain.errors import PageTokenMalformed
 
 Key: TypeAlias = Sequence[int | str]
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 _CHECK_BYTES = 12
 
@@ -40,6 +42,18 @@ def page_key(request: Message) -> Key:
         raise PageTokenMalformed("the page token was altered, or belongs to a request with other fields")
     key: list[int | str] = json.loads(body)
     return key
+
+
+def fitting(messages: Sequence[AnyMessage], most: int = limits.PAGE_BYTES) -> list[AnyMessage]:
+    """As many of the messages as have at most `most` bytes together, at least one if there is one."""
+    shown: list[AnyMessage] = []
+    size = 0
+    for message in messages:
+        size += message.ByteSize()
+        if shown and size > most:
+            break
+        shown.append(message)
+    return shown
 
 
 def _check(request: Message, body: bytes) -> bytes:

@@ -16,6 +16,7 @@ from hivemem_server.domain.snippets import snippet
 from hivemem_server.domain.validation import Violations, check_filter
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.namespaces import namespace_name
+from hivemem_server.rpc.pages import fitting
 
 WAIT_SECONDS = 60.0
 NOT_BUILT = ("neighbour_weight", "session_weight", "agent_weight")
@@ -37,7 +38,7 @@ class SearchServicer:
         namespace = await self._namespaces.resolve(name)
         result = await self._search.episodes(namespace, query, wait_seconds=WAIT_SECONDS)
         return pb.SearchEpisodesResponse(
-            hits=[_hit(hit, query.text, explain=request.explain) for hit in result.hits],
+            hits=fitting([_hit(hit, query.text, explain=request.explain) for hit in result.hits]),
             indexed_position=result.indexed_position,
             head_position=result.head,
             model=result.model,

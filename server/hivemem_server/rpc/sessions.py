@@ -16,7 +16,7 @@ from hivemem_server.domain.values import Namespace, Session, SessionState, Stand
 from hivemem_server.log.cursors import decode_cursor, encode_cursor, verified
 from hivemem_server.rpc import convert, threads
 from hivemem_server.rpc.namespaces import masked, namespace_name
-from hivemem_server.rpc.pages import page_key, page_token
+from hivemem_server.rpc.pages import fitting, page_key, page_token
 
 
 class SessionServicer:
@@ -54,13 +54,13 @@ class SessionServicer:
         name = namespace_name(request.namespace)
         wanted = _session_filter(request)
         key = page_key(request)
-        found, more = await self._sessions.page(
-            await self._namespaces.resolve(name), wanted, int(key[0]) if key else 0, page_size(request.page_size)
+        size = page_size(request.page_size)
+        found = await self._sessions.page(
+            await self._namespaces.resolve(name), wanted, int(key[0]) if key else 0, size + 1
         )
-        return pb.ListSessionsResponse(
-            sessions=[message(name, session) for session in found],
-            next_page_token=page_token(request, [more] if more else ()),
-        )
+        shown = fitting([message(name, session) for _, session in found[:size]])
+        more = [found[len(shown) - 1][0]] if len(found) > len(shown) else ()
+        return pb.ListSessionsResponse(sessions=shown, next_page_token=page_token(request, more))
 
     async def update_session(self, request: pb.UpdateSessionRequest) -> pb.UpdateSessionResponse:
         """Changes goal or labels."""
@@ -170,18 +170,26 @@ def message(namespace: str, session: Session) -> pb.Session:
 
 
 def _resumed(namespace: Namespace, material: ResumeMaterial, built: ResumeMessages) -> pb.ResumeSessionResponse:
+    episodes = fitting([convert.episode(one) for one in reversed(material.episodes)], limits.SECTION_BYTES)[::-1]
+    decisions = fitting([_standing(one) for one in reversed(material.decisions)], limits.SECTION_BYTES)[::-1]
+    open_threads = fitting([threads.message(one) for one in material.open_threads], limits.SECTION_BYTES)
+    cut = {
+        "episodes": len(material.episodes) - len(episodes),
+        "decisions": len(material.decisions) - len(decisions),
+        "open_threads": len(material.open_threads) - len(open_threads),
+    }
     response = pb.ResumeSessionResponse(
         continued_sessions=[message(namespace.name, session) for session in material.continued_sessions],
-        episodes=map(convert.episode, material.episodes),
-        decisions=map(_standing, material.decisions),
-        open_threads=map(threads.message, material.open_threads),
+        episodes=episodes,
+        decisions=decisions,
+        open_threads=open_threads,
         agents=map(_agent, material.agents),
         messages=[
             pb.ResumeMessage(role=pb.MessageRole.ValueType(int(one.role)), content=one.content)
             for one in built.messages
         ],
         token_count=built.token_count,
-        omitted=_omissions(material.left_out, built.omitted),
+        omitted=_omissions(material.left_out, built.omitted, cut),
         position=material.head.position,
         cursor=encode_cursor(namespace, material.head),
     )
@@ -222,7 +230,7 @@ def _add_away(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> N
             episode_counts=away.episode_counts,
             opened_thread_count=away.opened_threads,
             ended_thread_count=away.ended_threads,
-            highlights=map(convert.episode, highlights),
+            highlights=fitting([convert.episode(one) for one in highlights], limits.SECTION_BYTES),
         )
     )
 
@@ -231,8 +239,8 @@ def _omissions(*counts: Mapping[str, int]) -> list[pb.Omission]:
     total: dict[str, int] = {}
     for one in counts:
         for what, count in one.items():
-            total[what] = total.get(what, 0) + count
-    return [pb.Omission(what=what, count=count) for what, count in sorted(total.items())]
+            total[what] = max(total.get(what, 0), count)
+    return [pb.Omission(what=what, count=count) for what, count in sorted(total.items()) if count]
 
 
 def _standing(value: StandingDecision) -> pb.StandingDecision:

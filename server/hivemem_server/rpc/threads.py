@@ -10,7 +10,7 @@ from hivemem_server.domain.validation import Violations, check_thread_filter, pa
 from hivemem_server.domain.values import Thread, ThreadOrder, ThreadState
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.namespaces import namespace_name
-from hivemem_server.rpc.pages import page_key, page_token
+from hivemem_server.rpc.pages import fitting, page_key, page_token
 
 
 class ThreadServicer:
@@ -29,10 +29,11 @@ class ThreadServicer:
         check_thread_filter(found, wanted)
         found.done()
         after = [int(part) for part in page_key(request)]
-        threads, more = await self._threads.page(
-            await self._namespaces.resolve(name), wanted, order, after, page_size(request.page_size)
-        )
-        return pb.ListThreadsResponse(threads=map(message, threads), next_page_token=page_token(request, list(more)))
+        size = page_size(request.page_size)
+        threads = await self._threads.page(await self._namespaces.resolve(name), wanted, order, after, size + 1)
+        shown = fitting([message(thread) for _, thread in threads[:size]])
+        more = list(threads[len(shown) - 1][0]) if len(threads) > len(shown) else ()
+        return pb.ListThreadsResponse(threads=shown, next_page_token=page_token(request, more))
 
 
 def _order_from(found: Violations, given: int) -> ThreadOrder:
