@@ -17,7 +17,6 @@ from hivemem_server.domain.search import Search
 from hivemem_server.domain.values import Namespace, NamespaceSettings
 from hivemem_server.embedding.indexer import Indexer
 from hivemem_server.embedding.local import LocalEmbedder
-from hivemem_server.embedding.openai_compatible import OpenAIEmbedder
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.heads import Heads
 from hivemem_server.postgres import schema
@@ -90,7 +89,8 @@ async def _started(settings: Settings, progress: Progress, stack: contextlib.Asy
     server = _Server(settings, database, embedded=settings.database_url is None)
     await server.prepare()
     models = await stack.enter_async_context(contextlib.AsyncExitStack())
-    tasks = await stack.enter_async_context(_background_tasks())
+    tasks = _Tasks()
+    stack.push_async_callback(tasks.end)
     embedder = await server.open_embedder(models, tasks)
     tasks.start("heads", server.heads.run)
     port = await server.rpc.start()
@@ -200,6 +200,8 @@ class _Server:
 def _embedder(settings: Settings) -> contextlib.AbstractAsyncContextManager[Embedder]:
     if settings.embedder is EmbedderKind.LOCAL:
         return LocalEmbedder()
+    from hivemem_server.embedding.openai_compatible import OpenAIEmbedder  # slow to import, and rarely needed
+
     return OpenAIEmbedder(
         model=settings.embedding_model,
         base_url=settings.embedding_url,
@@ -211,33 +213,24 @@ def _embedder(settings: Settings) -> contextlib.AbstractAsyncContextManager[Embe
 class _Tasks:
     """Background duties. One that fails by a bug is logged and begun again; it does not take the server with it."""
 
-    def __init__(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
+    def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
         """Begins a duty."""
-        self._tasks.append(self._group.create_task(self._kept_going(name, duty), name=name))
+        self._tasks.append(asyncio.create_task(_kept_going(name, duty), name=name))
 
-    def cancel(self) -> None:
+    async def end(self) -> None:
         """Ends all of them."""
         for task in self._tasks:
             task.cancel()
-
-    async def _kept_going(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                return await duty()
-            except Exception:
-                _log.exception("a background duty failed; it begins again", duty=name)
-            await asyncio.sleep(RESTART_SECONDS)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@contextlib.asynccontextmanager
-async def _background_tasks() -> AsyncIterator[_Tasks]:
-    async with asyncio.TaskGroup() as group:
-        tasks = _Tasks(group)
+async def _kept_going(name: str, duty: Callable[[], Awaitable[None]]) -> None:
+    while True:
         try:
-            yield tasks
-        finally:
-            tasks.cancel()
+            return await duty()
+        except Exception:
+            _log.exception("a background duty failed; it begins again", duty=name)
+        await asyncio.sleep(RESTART_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, LiteralString, Self
 
@@ -77,6 +78,18 @@ async def _configure(connection: psycopg.AsyncConnection) -> None:
     await connection.execute(_SETUP, {"statement": f"{STATEMENT_SECONDS}s"})
 
 
+async def _check_idle(connection: psycopg.AsyncConnection) -> None:
+    """Raises for a connection that the server closed while it lay idle; costs no round trip.
+
+    An idle connection has nothing to read: if there is something, it is the server's farewell.
+    """
+    readable = select.poll()
+    readable.register(connection.fileno(), select.POLLIN)
+    if readable.poll(0):
+        await connection.close()
+        raise psycopg.OperationalError("the server closed the connection while it was idle")
+
+
 class Database:
     """A pool of connections in autocommit mode: a statement is a transaction unless `transaction` says otherwise."""
 
@@ -86,10 +99,12 @@ class Database:
             min_size=2,
             max_size=size,
             max_waiting=1_000,
-            timeout=10,
+            timeout=5,
             max_lifetime=3_600,
-            reconnect_timeout=5,
+            reconnect_timeout=2,
+            num_workers=8,
             configure=_configure,
+            check=_check_idle,
             open=False,
             name="hivemem",
         )
