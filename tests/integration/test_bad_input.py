@@ -47,11 +47,27 @@ EPISODES: list[tuple[str, types.NewEpisode, str]] = [
     ("a step without a plan", new_episode(open_threads=[types.NewThread(text="t", step=1)]), "step"),
     ("a negative step", new_episode(open_threads=[types.NewThread(text="t", plan_id="p", step=-1)]), "step"),
     ("a huge priority", new_episode(open_threads=[types.NewThread(text="t", priority=1001)]), "priority"),
-    ("65 attributes", new_episode(attributes={str(n): types.AttributeValue(int_value=n) for n in range(65)}), "attributes"),
-    ("attributes over 16 KiB", new_episode(attributes={"a": types.AttributeValue(string_value="x" * 16384)}), "attributes"),
-    ("a number that is none", new_episode(attributes={"a": types.AttributeValue(double_value=float("nan"))}), "attributes"),
+    (
+        "65 attributes",
+        new_episode(attributes={str(n): types.AttributeValue(int_value=n) for n in range(65)}),
+        "attributes",
+    ),
+    (
+        "attributes over 16 KiB",
+        new_episode(attributes={"a": types.AttributeValue(string_value="x" * 16384)}),
+        "attributes",
+    ),
+    (
+        "a number that is none",
+        new_episode(attributes={"a": types.AttributeValue(double_value=float("nan"))}),
+        "attributes",
+    ),
     ("an attribute with NUL", new_episode(attributes={"a": types.AttributeValue(string_value="\0")}), "attributes"),
-    ("a reference with a negative fence", new_episode(resolves=[types.ThreadReference(thread_id="t", fence=-1)]), "fence"),
+    (
+        "a reference with a negative fence",
+        new_episode(resolves=[types.ThreadReference(thread_id="t", fence=-1)]),
+        "fence",
+    ),
     ("a thread ended twice", new_episode(resolves=[types.ThreadReference(thread_id="t")] * 2), "resolves"),
     ("a time before the year 1", with_time(-62_135_596_801), "event_time"),
     ("a time after the year 9999", with_time(253_402_300_800), "event_time"),
@@ -92,7 +108,8 @@ async def test_an_error_with_very_many_violations_stays_small_enough_for_trailer
     refused = await refusal(stubs.append(*(new_episode("", kind="ä" * 100) for _ in range(500))))
     assert refused.reason == "INVALID_FIELD"
     assert refused.metadata["violation_count"] == "1000"
-    assert len(refused.fields) == 17
+    assert refused.fields[0] == "episodes[0].summary"
+    assert refused.fields[-1] == "*"
 
 
 ABSENT: list[tuple[str, Any]] = [
@@ -100,9 +117,15 @@ ABSENT: list[tuple[str, Any]] = [
     ("NAMESPACE_NOT_FOUND", lambda s: s.append(new_episode(), namespace="none")),
     ("SESSION_NOT_FOUND", lambda s: s.sessions.GetSession(sessions.GetSessionRequest(session_id="none"))),
     ("SESSION_NOT_FOUND", lambda s: s.sessions.CloseSession(sessions.CloseSessionRequest(session_id="none"))),
-    ("SESSION_NOT_FOUND", lambda s: s.sessions.UpdateSession(sessions.UpdateSessionRequest(session_id="none", goal="g"))),
+    (
+        "SESSION_NOT_FOUND",
+        lambda s: s.sessions.UpdateSession(sessions.UpdateSessionRequest(session_id="none", goal="g")),
+    ),
     ("SESSION_NOT_FOUND", lambda s: s.sessions.ResumeSession(sessions.ResumeSessionRequest(session_id="none"))),
-    ("EPISODE_NOT_FOUND", lambda s: s.episodes.GetEpisode(episodes.GetEpisodeRequest(episode_id=new_episode().episode_id))),
+    (
+        "EPISODE_NOT_FOUND",
+        lambda s: s.episodes.GetEpisode(episodes.GetEpisodeRequest(episode_id=new_episode().episode_id)),
+    ),
     ("NAMESPACE_NOT_FOUND", lambda s: s.admin.GetStats(admin_service_pb2.GetStatsRequest(namespace="none"))),
 ]
 

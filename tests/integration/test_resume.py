@@ -16,7 +16,9 @@ async def test_a_user_without_history_gets_an_empty_well_formed_answer(memory: h
 
 async def test_a_session_is_resumed_with_its_last_word_goal_and_open_threads(memory: hivemem.Client) -> None:
     session = await memory.session("s", user_id="u", goal="Find out what competitors charge.")
-    await session.agent("researcher").append(summary="Read two price lists.", open_threads=["Read the third price list."])
+    await session.agent("researcher").append(
+        summary="Read two price lists.", open_threads=["Read the third price list."]
+    )
     await session.agent("writer").append(summary="Drafted the first page.", decisions=["Prices are monthly."])
     for resumed in (await memory.resume(session_id="s"), await memory.resume(user_id="u")):
         system, goal, confirmation = resumed.messages
@@ -45,14 +47,18 @@ async def test_superseded_decisions_do_not_stand(memory: hivemem.Client) -> None
     session = await memory.session("s")
     agent = session.agent("a")
     await agent.append(summary="x", decisions=[hivemem.NewDecision(decision_id="d1", text="Use euros.")])
-    await agent.append(summary="y", decisions=[hivemem.NewDecision(text="Use dollars.", supersedes=("d1",)), "Round up."])
+    await agent.append(
+        summary="y", decisions=[hivemem.NewDecision(text="Use dollars.", supersedes=("d1",)), "Round up."]
+    )
     resumed = await session.resume()
     assert [standing.decision.text for standing in resumed.decisions] == ["Use dollars.", "Round up."]
 
 
 async def test_a_plan_says_at_which_step_it_is(memory: hivemem.Client) -> None:
     session = await memory.session("s", goal="Migrate.")
-    steps = [hivemem.NewThread(thread_id=f"step-{n}", text=f"Do part {n}.", plan_id="move", step=n) for n in range(1, 7)]
+    steps = [
+        hivemem.NewThread(thread_id=f"step-{n}", text=f"Do part {n}.", plan_id="move", step=n) for n in range(1, 7)
+    ]
     await session.agent("a").append(summary="planned", open_threads=steps)
     await session.agent("a").append(summary="three are done", resolves=["step-1", "step-2", "step-3"])
     resumed = await session.resume()
@@ -93,7 +99,9 @@ async def test_the_messages_stay_within_their_budget_and_name_what_did_not_fit(m
     session = await memory.session("s", user_id="u", goal="A goal. " * 200)
     agent = session.agent("a")
     for number in range(20):
-        await agent.append(summary=f"episode {number} " + "with many words " * 30, open_threads=[f"thread {number} " * 20])
+        await agent.append(
+            summary=f"episode {number} " + "with many words " * 30, open_threads=[f"thread {number} " * 20]
+        )
     for budget in (100, 200, 500, 1_000, 5_000):
         resumed = await memory.resume(session_id="s", max_tokens=budget)
         assert 0 < resumed.token_count <= budget

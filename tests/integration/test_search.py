@@ -87,7 +87,11 @@ async def test_a_time_range_restricts_a_search(stubs: Stubs) -> None:
 async def test_numbers_are_compared_as_numbers(stubs: Stubs) -> None:
     await stubs.session()
     for number, value in enumerate([9, 10.5, 100], 1):
-        given = types.AttributeValue(int_value=value) if isinstance(value, int) else types.AttributeValue(double_value=value)
+        given = (
+            types.AttributeValue(int_value=value)
+            if isinstance(value, int)
+            else types.AttributeValue(double_value=value)
+        )
         await stubs.append(new_episode(f"price {number}", attributes={"dollars": given}))
     above = types.AttributePredicate(
         key="dollars", operator=types.ATTRIBUTE_OPERATOR_GREATER, values=[types.AttributeValue(int_value=9)]
@@ -98,8 +102,12 @@ async def test_numbers_are_compared_as_numbers(stubs: Stubs) -> None:
 
 async def test_what_was_superseded_comes_after_what_replaced_it(memory: hivemem.Client) -> None:
     agent = (await memory.session("s")).agent("a")
-    await agent.append(summary="The price is in euros.", decisions=[hivemem.NewDecision(decision_id="d", text="Euros.")])
-    await agent.append(summary="The price is in dollars.", decisions=[hivemem.NewDecision(text="Dollars.", supersedes=("d",))])
+    await agent.append(
+        summary="The price is in euros.", decisions=[hivemem.NewDecision(decision_id="d", text="Euros.")]
+    )
+    await agent.append(
+        summary="The price is in dollars.", decisions=[hivemem.NewDecision(text="Dollars.", supersedes=("d",))]
+    )
     hits = list(await memory.search("price"))
     assert [(hit.episode.position, hit.superseded) for hit in hits] == [(2, False), (1, True)]
 
@@ -129,7 +137,9 @@ async def test_the_log_can_be_searched_as_it_was(stubs: Stubs) -> None:
     assert sorted(hit.episode.position for hit in answer.hits) == [1, 2]
 
 
-async def test_a_search_with_a_vector_of_the_callers_own(searching_stubs: Stubs, searching_memory: hivemem.Client) -> None:
+async def test_a_search_with_a_vector_of_the_callers_own(
+    searching_stubs: Stubs, searching_memory: hivemem.Client
+) -> None:
     where = await indexed(searching_memory)
     model = (await searching_stubs.search.SearchEpisodes(Request(text="x"))).model
     vector = types.Vector(values=[0.05] * 384, model=model)

@@ -195,7 +195,9 @@ async def test_threads_are_listed_by_filter_in_their_order_and_in_pages(stubs: S
     await stubs.session("s", user_id="u")
     await stubs.session("t", user_id="v")
     thread = types.NewThread
-    await stubs.append(new_episode(open_threads=[thread(thread_id="low", text="x"), thread(thread_id="top", text="x", priority=9)]))
+    await stubs.append(
+        new_episode(open_threads=[thread(thread_id="low", text="x"), thread(thread_id="top", text="x", priority=9)])
+    )
     await stubs.append(new_episode(open_threads=[thread(thread_id="tag", text="x", tags=["y"])]), session_id="t")
     await stubs.append(new_episode(resolves=[types.ThreadReference(thread_id="low")]))
 
@@ -227,7 +229,13 @@ async def test_stats_count_what_is_there(stubs: Stubs) -> None:
     await stubs.session("s")
     await stubs.append(new_episode(open_threads=[types.NewThread(text="t")]), new_episode())
     stats = await stubs.admin.GetStats(admin_service_pb2.GetStatsRequest())
-    counts = (stats.session_count, stats.open_session_count, stats.agent_count, stats.episode_count, stats.open_thread_count)
+    counts = (
+        stats.session_count,
+        stats.open_session_count,
+        stats.agent_count,
+        stats.episode_count,
+        stats.open_thread_count,
+    )
     assert counts == (1, 1, 1, 2, 1)
     assert stats.namespace.head_position == 2
     assert stats.server.database_version

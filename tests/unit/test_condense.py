@@ -119,7 +119,7 @@ def test_code_spans_and_names_with_stars_or_underscores_stay_as_they_are() -> No
 
 def test_a_sentence_ends_where_a_reader_would_end_it() -> None:
     text = (
-        "Version 0.8.4 of it is out (approx. J. Doe's). It grew… and grew. Was it \"done?\" Yes it was! "
+        'Version 0.8.4 of it is out (approx. J. Doe\'s). It grew… and grew. Was it "done?" Yes it was! '
         "hivemem is written small. これは一つ目です。これは二つ目です。"
     )
 
@@ -159,7 +159,9 @@ def test_any_text_is_condensed_to_what_stands_in_it(text: str) -> None:
     assert len(condense.summarise(text, most_bytes=50).encode(errors="replace")) <= 50
 
 
-@given(st.lists(st.sampled_from(["Ships sail.", "The sea is very wide.", "We must go now!", "Is it open?"]), max_size=30))
+@given(
+    st.lists(st.sampled_from(["Ships sail.", "The sea is very wide.", "We must go now!", "Is it open?"]), max_size=30)
+)
 def test_every_sentence_of_prose_is_quoted_word_for_word(parts: list[str]) -> None:
     text = " ".join(parts)
 
@@ -167,6 +169,8 @@ def test_every_sentence_of_prose_is_quoted_word_for_word(parts: list[str]) -> No
 
 
 def test_a_long_text_is_condensed_in_a_moment_not_in_hours() -> None:
-    text = " ".join(f"Sentence {number} speaks of topic{number % 977} and of thing{number}." for number in range(40_000))
+    text = " ".join(
+        f"Sentence {number} speaks of topic{number % 977} and of thing{number}." for number in range(40_000)
+    )
 
     assert len(condense.summarise(text, most_bytes=32_768).encode()) <= 32_768
