@@ -28,6 +28,7 @@ from hivemem_server.postgres.namespaces import DEFAULT, PostgresNamespaces
 from hivemem_server.postgres.resume import PostgresResume
 from hivemem_server.postgres.search import ModelMismatch, PostgresSearch
 from hivemem_server.postgres.sessions import PostgresSessions
+from hivemem_server.postgres.statistics import keep_fresh
 from hivemem_server.postgres.stats import PostgresStats
 from hivemem_server.postgres.threads import PostgresThreads
 from hivemem_server.rpc.admin import AdminServicer, ServerFacts
@@ -93,6 +94,7 @@ async def _started(settings: Settings, progress: Progress, stack: contextlib.Asy
     stack.push_async_callback(tasks.end)
     embedder = await server.open_embedder(models, tasks)
     tasks.start("heads", server.heads.run)
+    tasks.start("statistics", lambda: keep_fresh(database))
     port = await server.rpc.start()
     stack.push_async_callback(server.drain)
     return Running(host=settings.host, port=port, database=where, database_url=url, embedder=embedder)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from hivemem_server import __version__, logs
 from hivemem_server.bootstrap import Running, StartError, running_server
+from hivemem_server.demo.command import demo
 from hivemem_server.settings import EmbedderKind, Settings
 
 _screen = Console(stderr=True, highlight=False)
@@ -21,6 +22,7 @@ _screen = Console(stderr=True, highlight=False)
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(serve)
+    app.command()(demo)
 
 
 def serve(

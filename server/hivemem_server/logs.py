@@ -11,14 +11,15 @@ import structlog
 def configure(level: str = "INFO") -> None:
     """Sets up logging for the process; libraries speak up from WARNING on."""
     pretty = sys.stderr.isatty()
-    renderer = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer(ensure_ascii=False)
+    # Tracebacks without the values of variables, which may hold what agents wrote.
+    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if pretty else [structlog.processors.dict_tracebacks]),
-            renderer,
+            *([console] if pretty else as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,15 +17,17 @@ _FILE_BYTES = 512 << 10
 # A part is what one finding is about. A file has a few of them at most.
 _PART_CHARACTERS = 3_500
 _MOST_PARTS = 4
+_TELLING_CHARACTERS = 80
 
 _PROSE = {".md", ".markdown", ".rst", ".txt", ".adoc"}
 _SLASHES = {".proto", ".js", ".ts", ".go", ".rs", ".java", ".kt", ".swift", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs"}
 _HASHES = {".sh", ".toml", ".yaml", ".yml", ".rb", ".pl"}
 _SKIPPED = re.compile(r"\.|__pycache__$|node_modules$|dist$|build$|target$|venv$|site-packages$")
 _GENERATED = re.compile(r"_pb2|\.min\.|-lock\.")
-_SLASH_COMMENT = re.compile(r"^[ \t]*//+[!/]?[ \t]?(.*)$|/\*+(.*?)\*+/", re.MULTILINE | re.DOTALL)
+_SLASH_COMMENT = re.compile(r"^[ \t]*//+[!/]?[ \t]?([^\n]*)$|/\*+(.*?)\*+/", re.MULTILINE | re.DOTALL)
 _DASH_COMMENT = re.compile(r"^[ \t]*--[ \t]?(.*)$", re.MULTILINE)
 _HASH_COMMENT = re.compile(r"^[ \t]*#(?!!)[ \t]?(.*)$", re.MULTILINE)
+_TITLE = re.compile(r"^# .*$", re.MULTILINE)
 _HEADING = re.compile(r"^(?=#{1,3} )", re.MULTILINE)
 
 
@@ -42,8 +44,9 @@ class Part:
 
     @property
     def headings(self) -> list[str]:
-        """The headings in it that are short enough to name a topic."""
-        return [heading for heading in condense.headings(self.text) if 3 < len(heading) <= 60]
+        """The headings in it that may name a topic: short ones, and the title of the whole only if it is alone."""
+        below = condense.headings(_TITLE.sub("", self.text))
+        return [heading for heading in below or condense.headings(self.text) if 3 < len(heading) <= 60]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _is_read(path: Path) -> bool:
     known = path.suffix.lower() in _PROSE | _SLASHES | _HASHES | {".py", ".sql"}
-    hidden = path.name.startswith(".") or _GENERATED.search(path.name)
+    hidden = path.name.startswith(".") or _GENERATED.search(path.name) or not str(path).isprintable()
     return known and not hidden and path.is_file() and path.stat().st_size <= _FILE_BYTES
 
 
@@ -139,7 +142,7 @@ def _prose(path: Path) -> str:
         return ""
     suffix = path.suffix.lower()
     if suffix == ".py":
-        return "\n\n".join(_docstrings(text))
+        return "\n\n".join(_telling(_docstrings(text)))
     if suffix in _SLASHES:
         return _comments(_SLASH_COMMENT, text)
     if suffix == ".sql":
@@ -170,30 +173,33 @@ def _comments(pattern: re.Pattern[str], source: str) -> str:
         else:
             paragraphs.append(text)
         end = found.end()
-    return "\n\n".join(paragraphs)
+    return "\n\n".join(_telling(paragraphs))
+
+
+def _telling(comments: Iterable[str]) -> Iterator[str]:
+    """The comments that say something to those who do not see the code beside them."""
+    return (comment for comment in comments if len(comment) >= _TELLING_CHARACTERS)
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:
     """The text in stretches of about `size` characters, cut before headings or else between paragraphs."""
-    kept = ""
     sections = (piece for section in _HEADING.split(text) for piece in _cut(section, size))
-    for piece in sections:
-        if kept and len(kept) + len(piece) > size:
-            yield kept
-            kept = ""
-        kept += piece
-    if kept.strip():
-        yield kept
+    return _gathered(sections, size)
 
 
 def _cut(section: str, size: int) -> Iterator[str]:
     if len(section) <= size:
-        yield section
-        return
-    kept = ""
-    for paragraph in re.split(r"(?<=\n)\s*\n", section):
-        if kept and len(kept) + len(paragraph) > size:
-            yield kept
-            kept = ""
-        kept += f"{paragraph}\n\n"
-    yield kept
+        return iter((section,))
+    return _gathered((f"{paragraph}\n\n" for paragraph in re.split(r"(?<=\n)\s*\n", section)), size)
+
+
+def _gathered(pieces: Iterable[str], size: int) -> Iterator[str]:
+    """Pieces put together as long as they stay within `size`; a small rest at the end goes with what is before it."""
+    gathered = [""]
+    for piece in pieces:
+        if gathered[-1] and len(gathered[-1]) + len(piece) > size:
+            gathered.append("")
+        gathered[-1] += piece
+    if len(gathered) > 1 and len(gathered[-1]) < size // 4:
+        gathered[-2:] = ["".join(gathered[-2:])]
+    return (one for one in gathered if one.strip())

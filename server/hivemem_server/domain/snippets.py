@@ -9,12 +9,12 @@ from hivemem_server.domain.values import Episode
 LONGEST = 240
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-_STEM = 5  # words that share so many first letters count as the same: price, prices, pricing
+_ENDINGS = ("ing", "es", "ed", "s", "e")
 
 
 def snippet(episode: Episode, query: str) -> str:
-    """The sentence with most of the query's words, those between « and »; the first one if none has any."""
-    wanted = {_stem(word) for word in _WORD.findall(query) if len(word) > 2}
+    """The sentence with most of the query's words of four letters and more, those between « and »; else the first."""
+    wanted = {_stem(word) for word in _WORD.findall(query) if len(word) > 3}
     texts = [episode.summary, *(d.text for d in episode.decisions), *(t.text for t in episode.open_threads)]
     sentences = [part for text in texts for part in _SENTENCE_END.split(text) if part.strip()]
     best = max(sentences, key=lambda sentence: len(wanted & _stems(sentence)), default="")
@@ -36,4 +36,9 @@ def _stems(text: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    return word.lower()[:_STEM].rstrip("s") if len(word) <= _STEM else word.lower()[: _STEM - 1]
+    """Price, prices and pricing are one; more is not needed to mark words."""
+    lowered = word.lower()
+    for ending in _ENDINGS:
+        if lowered.endswith(ending) and len(lowered) - len(ending) > 2:
+            return lowered.removesuffix(ending)
+    return lowered

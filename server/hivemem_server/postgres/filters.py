@@ -1,154 +1,220 @@
-"""Filters as SQL. The one place that says what a filter means to the database."""
+"""Filters as SQL. The one place that says what a filter means to the database.
+
+A statement depends on a filter's shape only: which fields are set, and of what type attribute values are. The values
+are parameters. So statements are built and compiled once for each shape; `shape(filter)` is the key to keep them by.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
+    DateTime,
+    Integer,
+    Interval,
     Numeric,
     Select,
     SmallInteger,
     Text,
     and_,
     any_,
+    bindparam,
     cast,
     collate,
     false,
     func,
-    literal,
+    literal_column,
     not_,
     or_,
     select,
     true,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql import ColumnElement
 
-from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter
+from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter, TimeRange
 from hivemem_server.domain.values import AttributeValue, RecordKind, ThreadState
 from hivemem_server.postgres.tables import agents, log, sessions, threads
 
-Condition = ColumnElement[bool]
+Condition: TypeAlias = ColumnElement[bool]
+Params: TypeAlias = dict[str, Any]
+
+NAMESPACE = bindparam("namespace", type_=Integer)
+
+_SET = ("",)  # stands in a shape for whatever a list holds
+_SOME_TIME = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_LISTS = (
+    "session_ids", "agent_ids", "exclude_agent_ids", "user_ids", "kinds", "any_tags", "all_tags", "to_agents",
+)  # fmt: skip
+_THREAD_LISTS = ("session_ids", "user_ids", "agent_ids", "claimed_by_agent_ids", "any_tags", "plan_ids")
+
+# Literals, not parameters: only then does the planner use the index of unfinished threads.
+UNFINISHED: Condition = threads.c.state.in_([literal_column("1"), literal_column("2")])
 
 
-def texts(values: Sequence[str]) -> ColumnElement[Sequence[str]]:
-    """The values as one array parameter, so that a statement's text does not depend on how many there are."""
-    return literal(list(values), ARRAY(Text))
-
-
-def _numbers(values: Sequence[int]) -> ColumnElement[Sequence[int]]:
-    return literal([int(value) for value in values], ARRAY(SmallInteger))
-
-
-def session_keys(namespace: int, session_ids: Sequence[str]) -> Select[tuple[int]]:
-    """Keys of sessions by their ids."""
-    return select(sessions.c.session_key).where(
-        sessions.c.namespace_id == namespace, sessions.c.session_id == any_(texts(session_ids))
+def shape(wanted: Filter) -> Filter:
+    """The filter with its values blanked."""
+    lists: dict[str, Any] = {name: _SET if getattr(wanted, name) else () for name in _LISTS}
+    return replace(
+        wanted,
+        **lists,
+        attributes=tuple(_predicate_shape(predicate) for predicate in wanted.attributes),
+        commit_time=_range_shape(wanted.commit_time),
+        event_time=_range_shape(wanted.event_time),
+        after=int(wanted.after > 0),
+        through=int(wanted.through > 0),
+        record_kinds=(),
     )
 
 
-def user_session_keys(namespace: int, user_ids: Sequence[str]) -> Select[tuple[int]]:
-    """Keys of the sessions of users."""
-    return select(sessions.c.session_key).where(
-        sessions.c.namespace_id == namespace, sessions.c.user_id == any_(texts(user_ids))
-    )
+def _predicate_shape(predicate: AttributePredicate) -> AttributePredicate:
+    return replace(predicate, key="", values=tuple(_value_shape(value) for value in predicate.values))
 
 
-def agent_keys(namespace: int, agent_ids: Sequence[str]) -> Select[tuple[int]]:
-    """Keys of agents by their ids."""
-    return select(agents.c.agent_key).where(
-        agents.c.namespace_id == namespace, agents.c.agent_id == any_(texts(agent_ids))
-    )
+def _value_shape(value: AttributeValue) -> AttributeValue:
+    match value:
+        case bool():
+            return True
+        case str():
+            return ""
+    return 0
 
 
-def record_conditions(namespace: int, wanted: Filter) -> list[Condition]:
+def _range_shape(span: TimeRange) -> TimeRange:
+    return TimeRange(start=span.start and _SOME_TIME, end=span.end and _SOME_TIME)
+
+
+def record_params(namespace: int, wanted: Filter) -> Params:
+    """The values of a filter, under the names that `record_conditions` uses."""
+    params: Params = {name: list(getattr(wanted, name)) for name in _LISTS}
+    params |= {
+        "namespace": namespace,
+        "record_kinds": [int(kind) for kind in wanted.record_kinds],
+        "commit_start": wanted.commit_time.start,
+        "commit_end": wanted.commit_time.end,
+        "event_start": wanted.event_time.start,
+        "event_end": wanted.event_time.end,
+        "filter_after": wanted.after,
+        "filter_through": wanted.through,
+    }
+    for index, predicate in enumerate(wanted.attributes):
+        params[f"key_{index}"] = predicate.key
+        for number, value in enumerate(predicate.values):
+            params[f"value_{index}_{number}"] = value if isinstance(value, str) else repr(value).lower()
+    return params
+
+
+def record_conditions(shaped: Filter) -> list[Condition]:
     """What a log record has to fulfil."""
-    found = [log.c.namespace_id == namespace, *_scope(namespace, wanted), *_span(wanted)]
-    found.append(log.c.record_kind == any_(_numbers(wanted.record_kinds)))
-    found += _labels(wanted)
-    found += [_predicate(predicate) for predicate in wanted.attributes]
+    kinds = bindparam("record_kinds", type_=ARRAY(SmallInteger))
+    found = [log.c.namespace_id == NAMESPACE, log.c.record_kind == any_(kinds)]
+    found += _scope(shaped)
+    found += _span(shaped)
+    found += _labels(shaped)
+    found += [_predicate(index, predicate) for index, predicate in enumerate(shaped.attributes)]
     return found
 
 
-def _scope(namespace: int, wanted: Filter) -> list[Condition]:
+def _scope(shaped: Filter) -> list[Condition]:
     found: list[Condition] = []
-    if wanted.session_ids:
-        found.append(log.c.session_key == any_(_keys(session_keys(namespace, wanted.session_ids))))
-    if wanted.user_ids:
-        found.append(log.c.session_key == any_(_keys(user_session_keys(namespace, wanted.user_ids))))
-    if wanted.agent_ids:
-        found.append(log.c.agent_key == any_(_keys(agent_keys(namespace, wanted.agent_ids))))
-    if wanted.exclude_agent_ids:
-        excluded = _keys(agent_keys(namespace, wanted.exclude_agent_ids))
-        found.append(not_(log.c.agent_key == any_(excluded)))
+    if shaped.session_ids:
+        found.append(log.c.session_key == any_(_session_keys(sessions.c.session_id, "session_ids")))
+    if shaped.user_ids:
+        found.append(log.c.session_key == any_(_session_keys(sessions.c.user_id, "user_ids")))
+    if shaped.agent_ids:
+        found.append(log.c.agent_key == any_(_agent_keys("agent_ids")))
+    if shaped.exclude_agent_ids:
+        found.append(not_(log.c.agent_key == any_(_agent_keys("exclude_agent_ids"))))
     return found
+
+
+def _texts(name: str) -> ColumnElement[Sequence[str]]:
+    return bindparam(name, type_=ARRAY(Text))
+
+
+def _session_keys(column: ColumnElement[str], name: str) -> ColumnElement[Sequence[int]]:
+    return _keys(
+        select(sessions.c.session_key).where(sessions.c.namespace_id == NAMESPACE, column == any_(_texts(name)))
+    )
+
+
+def _agent_keys(name: str) -> ColumnElement[Sequence[int]]:
+    return _keys(
+        select(agents.c.agent_key).where(agents.c.namespace_id == NAMESPACE, agents.c.agent_id == any_(_texts(name)))
+    )
 
 
 def _keys(keys: Select[tuple[int]]) -> ColumnElement[Sequence[int]]:
     # As an array made once, not as a join: the planner then walks the index of the scope in log order.
-    return func.array(keys.scalar_subquery(), type_=ARRAY(log.c.session_key.type))
+    return func.array(keys.scalar_subquery(), type_=ARRAY(Integer))
 
 
-def _span(wanted: Filter) -> list[Condition]:
+def _span(shaped: Filter) -> list[Condition]:
     found: list[Condition] = []
-    if wanted.after:
-        found.append(log.c.position > wanted.after)
-    if wanted.through:
-        found.append(log.c.position <= wanted.through)
-    for column, span in ((log.c.time, wanted.commit_time), (log.c.event_time, wanted.event_time)):
-        if span.start is not None:
-            found.append(column >= span.start)
-        if span.end is not None:
-            found.append(column < span.end)
+    if shaped.after:
+        found.append(log.c.position > bindparam("filter_after", type_=BigInteger))
+    if shaped.through:
+        found.append(log.c.position <= bindparam("filter_through", type_=BigInteger))
+    for name, column, span in (
+        ("commit", log.c.time, shaped.commit_time),
+        ("event", log.c.event_time, shaped.event_time),
+    ):
+        if span.start:
+            found.append(column >= bindparam(f"{name}_start", type_=DateTime(timezone=True)))
+        if span.end:
+            found.append(column < bindparam(f"{name}_end", type_=DateTime(timezone=True)))
     return found
 
 
-def _labels(wanted: Filter) -> list[Condition]:
+def _labels(shaped: Filter) -> list[Condition]:
     found: list[Condition] = []
-    if wanted.kinds:
-        found.append(log.c.kind == any_(texts(wanted.kinds)))
-    if wanted.any_tags:
-        found.append(log.c.tags.overlap(texts(wanted.any_tags)))
-    if wanted.all_tags:
-        found.append(log.c.tags.contains(texts(wanted.all_tags)))
-    if wanted.to_agents:
-        found.append(log.c.to_agents.overlap(texts(wanted.to_agents)))
+    if shaped.kinds:
+        found.append(log.c.kind == any_(_texts("kinds")))
+    if shaped.any_tags:
+        found.append(log.c.tags.overlap(_texts("any_tags")))
+    if shaped.all_tags:
+        found.append(log.c.tags.contains(_texts("all_tags")))
+    if shaped.to_agents:
+        found.append(log.c.to_agents.overlap(_texts("to_agents")))
     return found
 
 
-def _predicate(predicate: AttributePredicate) -> Condition:
-    present: Condition = log.c.attributes.has_key(predicate.key)
+def _predicate(index: int, predicate: AttributePredicate) -> Condition:
+    key = bindparam(f"key_{index}", type_=Text)
+    present: Condition = log.c.attributes.has_key(key)
+    compared = [
+        _compared(key, predicate.operator, value, bindparam(f"value_{index}_{number}", type_=Text))
+        for number, value in enumerate(predicate.values)
+    ]
     match predicate.operator:
         case Operator.EXISTS:
             return present
         case Operator.MISSING:
             absent: Condition = func.coalesce(not_(present), true())
             return and_(log.c.record_kind == int(RecordKind.EPISODE), absent)
-        case Operator.EQUAL | Operator.IN:
-            return or_(*(_compared(predicate.key, Operator.EQUAL, value) for value in predicate.values))
         case Operator.NOT_EQUAL:
-            equal = _compared(predicate.key, Operator.EQUAL, predicate.values[0])
-            return and_(present, not_(func.coalesce(equal, false())))
-        case ordering:
-            return _compared(predicate.key, ordering, predicate.values[0])
+            return and_(present, not_(func.coalesce(compared[0], false())))
+    return or_(*compared)
 
 
-def _compared(key: str, operator: Operator, value: AttributeValue) -> Condition:
+def _compared(
+    key: ColumnElement[str], operator: Operator, value: AttributeValue, param: ColumnElement[str]
+) -> Condition:
     """Compares values of one type; an attribute of another type gives NULL, which matches nothing."""
+    stored = log.c.attributes[key]
     if isinstance(value, bool):
-        if operator is not Operator.EQUAL:
-            return false()
-        return _stored(key, "b") == literal("true" if value else "false", Text)
+        is_order = operator not in (Operator.EQUAL, Operator.NOT_EQUAL, Operator.IN)
+        return false() if is_order else stored["b"].astext == param
     if isinstance(value, str):
-        return _ordered(collate(_stored(key, "s"), "C"), operator, literal(value, Text))
-    number = cast(func.coalesce(_stored(key, "i"), _stored(key, "d")), Numeric)
-    return _ordered(number, operator, cast(literal(repr(value), Text), Numeric))
-
-
-def _stored(key: str, type_letter: str) -> ColumnElement[Any]:
-    stored: ColumnElement[Any] = log.c.attributes[key][type_letter].astext
-    return stored
+        return _ordered(collate(stored["s"].astext, "C"), operator, param)
+    return _ordered(
+        cast(func.coalesce(stored["i"].astext, stored["d"].astext), Numeric), operator, cast(param, Numeric)
+    )
 
 
 def _ordered(left: ColumnElement[Any], operator: Operator, right: ColumnElement[Any]) -> Condition:
@@ -161,44 +227,74 @@ def _ordered(left: ColumnElement[Any], operator: Operator, right: ColumnElement[
             return left > right
         case Operator.GREATER_OR_EQUAL:
             return left >= right
-        case _:
-            return left == right
+    return left == right
 
 
-def thread_conditions(namespace: int, wanted: ThreadFilter) -> list[Condition]:
+def thread_shape(wanted: ThreadFilter) -> ThreadFilter:
+    """The filter with its values blanked; states stay, because they decide on the index."""
+    lists: dict[str, Any] = {name: _SET if getattr(wanted, name) else () for name in _THREAD_LISTS}
+    some = dt.timedelta(1)
+    min_age = None if wanted.min_age is None else some
+    max_age = None if wanted.max_age is None else some
+    return replace(wanted, **lists, min_age=min_age, max_age=max_age)
+
+
+def thread_params(namespace: int, wanted: ThreadFilter) -> Params:
+    """The values of a filter, under the names that `thread_conditions` uses."""
+    params: Params = {name: list(getattr(wanted, name)) for name in _THREAD_LISTS}
+    states = [int(state) for state in wanted.states]
+    return params | {
+        "namespace": namespace, "states": states, "min_age": wanted.min_age, "max_age": wanted.max_age,
+    }  # fmt: skip
+
+
+def thread_conditions(shaped: ThreadFilter) -> list[Condition]:
     """What a thread has to fulfil; `log` has to be joined as the episode that opened it."""
-    found: list[Condition] = [threads.c.namespace_id == namespace]
-    if wanted.states:
-        found.append(threads.c.state == any_(_numbers(wanted.states)))
-        if ThreadState.RESOLVED not in wanted.states and ThreadState.DROPPED not in wanted.states:
-            found.append(threads.c.state.in_([1, 2]))
-    if wanted.session_ids:
-        found.append(threads.c.session_key == any_(_keys(session_keys(namespace, wanted.session_ids))))
-    if wanted.user_ids:
-        found.append(threads.c.session_key == any_(_keys(user_session_keys(namespace, wanted.user_ids))))
-    if wanted.agent_ids:
-        found.append(threads.c.agent_key == any_(_keys(agent_keys(namespace, wanted.agent_ids))))
-    if wanted.claimed_by_agent_ids:
-        holders = _keys(agent_keys(namespace, wanted.claimed_by_agent_ids))
+    found: list[Condition] = [threads.c.namespace_id == NAMESPACE]
+    if shaped.states:
+        found.append(threads.c.state == any_(bindparam("states", type_=ARRAY(SmallInteger))))
+        if set(shaped.states) <= {ThreadState.OPEN, ThreadState.CLAIMED}:
+            found.append(UNFINISHED)
+    if shaped.session_ids:
+        found.append(threads.c.session_key == any_(_session_keys(sessions.c.session_id, "session_ids")))
+    if shaped.user_ids:
+        found.append(threads.c.session_key == any_(_session_keys(sessions.c.user_id, "user_ids")))
+    if shaped.agent_ids:
+        found.append(threads.c.agent_key == any_(_agent_keys("agent_ids")))
+    if shaped.claimed_by_agent_ids:
+        holders = _agent_keys("claimed_by_agent_ids")
         found.append(and_(threads.c.state == int(ThreadState.CLAIMED), threads.c.claimed_by == any_(holders)))
-    if wanted.any_tags:
-        found.append(threads.c.tags.overlap(texts(wanted.any_tags)))
-    if wanted.plan_ids:
-        found.append(threads.c.plan_id == any_(texts(wanted.plan_ids)))
-    if wanted.min_age is not None:
-        found.append(log.c.time <= func.clock_timestamp() - literal(wanted.min_age))
-    if wanted.max_age is not None:
-        found.append(log.c.time >= func.clock_timestamp() - literal(wanted.max_age))
+    return found + _thread_labels(shaped)
+
+
+def _thread_labels(shaped: ThreadFilter) -> list[Condition]:
+    found: list[Condition] = []
+    if shaped.any_tags:
+        found.append(threads.c.tags.overlap(_texts("any_tags")))
+    if shaped.plan_ids:
+        found.append(threads.c.plan_id == any_(_texts("plan_ids")))
+    if shaped.min_age is not None:
+        found.append(log.c.time <= func.clock_timestamp() - bindparam("min_age", type_=Interval))
+    if shaped.max_age is not None:
+        found.append(log.c.time >= func.clock_timestamp() - bindparam("max_age", type_=Interval))
     return found
 
 
-def session_conditions(namespace: int, wanted: SessionFilter) -> list[Condition]:
-    """What a session has to fulfil."""
-    found: list[Condition] = [sessions.c.namespace_id == namespace]
-    if wanted.user_ids:
-        found.append(sessions.c.user_id == any_(texts(wanted.user_ids)))
-    if wanted.state is not None:
-        found.append(sessions.c.state == int(wanted.state))
-    if wanted.labels:
-        found.append(sessions.c.labels.contains(dict(wanted.labels)))
+def session_params(namespace: int, wanted: SessionFilter) -> Params:
+    """The values of a filter, under the names that `session_conditions` uses."""
+    return {
+        "namespace": namespace, "user_ids": list(wanted.user_ids), "state": wanted.state and int(wanted.state),
+        "labels": dict(wanted.labels),
+    }  # fmt: skip
+
+
+def session_conditions(*, users: bool, state: bool, labels: bool) -> list[Condition]:
+    """What a session has to fulfil, by what of a filter is set."""
+    found: list[Condition] = [sessions.c.namespace_id == NAMESPACE]
+    if users:
+        found.append(sessions.c.user_id == any_(_texts("user_ids")))
+    if state:
+        found.append(sessions.c.state == bindparam("state", type_=SmallInteger))
+    if labels:
+        found.append(sessions.c.labels.contains(bindparam("labels", type_=JSONB)))
     return found

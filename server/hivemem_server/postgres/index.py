@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 from uuid import UUID
 
+from sqlalchemy import BigInteger, Integer, bindparam
+
 from hivemem_server.domain.embedder import EmbeddingModel
 from hivemem_server.domain.passages import passage
 from hivemem_server.domain.ports import IndexWork
 from hivemem_server.domain.values import RecordKind
 from hivemem_server.postgres import rows
-from hivemem_server.postgres.database import Database
-from hivemem_server.postgres.search import PostgresSearch
+from hivemem_server.postgres.database import Database, compiled
+from hivemem_server.postgres.filters import NAMESPACE
+from hivemem_server.postgres.search import PostgresSearch, written
 from hivemem_server.postgres.tables import log
 
 # Takes the lease on one namespace whose log is ahead of its index. The lease of another replica is respected until it
@@ -45,6 +48,14 @@ ON CONFLICT (namespace_id, model_key, position) DO UPDATE SET reason = excluded.
 """
 
 
+_NEXT = compiled(
+    rows.select_records()
+    .where(log.c.namespace_id == NAMESPACE, log.c.position > bindparam("after", type_=BigInteger))
+    .order_by(log.c.position)
+    .limit(bindparam("limit", type_=Integer))
+)
+
+
 class PostgresIndex:
     """Implements IndexStore."""
 
@@ -60,12 +71,7 @@ class PostgresIndex:
         if not taken:
             return None
         namespace, done = taken[0]
-        records = await self._database.query(
-            rows.select_records()
-            .where(log.c.namespace_id == namespace, log.c.position > done)
-            .order_by(log.c.position)
-            .limit(limit)
-        )
+        records = await self._database.query(_NEXT, namespace=namespace, after=done, limit=limit)
         episodes = [rows.episode(row) for row in records if row[1] == RecordKind.EPISODE]
         return IndexWork(
             namespace_key=namespace,
@@ -92,12 +98,8 @@ class PostgresIndex:
         )
         async with self._database.transaction() as connection:
             if known:
-                written = [_written(vector) for _, vector in known]
-                await connection.execute(insert, names | {"positions": [p for p, _ in known], "vectors": written})
+                texts = [written(vector) for _, vector in known]
+                await connection.execute(insert, names | {"positions": [p for p, _ in known], "vectors": texts})
             if refused:
                 await connection.execute(SET_ASIDE, names | {"positions": refused, "reason": refusal})
             await connection.execute(MOVE, names | {"more": True})
-
-
-def _written(vector: Sequence[float]) -> str:
-    return "[" + ",".join(f"{float(number):.7g}" for number in vector) + "]"

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any, LiteralString
 from uuid import UUID
 
-from sqlalchemy import BigInteger, bindparam, func, select, true
-from sqlalchemy import cast as sql_cast
-from sqlalchemy.sql import Select
+from sqlalchemy import BigInteger, Integer, bindparam, cast, func, select, true
+from sqlalchemy.sql import ColumnElement
 
 from hivemem_server.domain import errors
 from hivemem_server.domain.digest import episode_digest
@@ -32,8 +31,8 @@ from hivemem_server.domain.values import (
     ThreadState,
 )
 from hivemem_server.postgres import rows
-from hivemem_server.postgres.database import Database, Row, compiled
-from hivemem_server.postgres.filters import record_conditions
+from hivemem_server.postgres.database import Database, Query, Row, compiled
+from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record_params, shape
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
@@ -54,6 +53,9 @@ LEFT JOIN LATERAL (SELECT position, record_id FROM log WHERE namespace_id = n.na
                    ORDER BY position DESC LIMIT 1) l ON true
 WHERE n.namespace_id = %s
 """
+
+# The id of the record at a position.
+POINT: LiteralString = "SELECT record_id FROM log WHERE namespace_id = %s AND position = %s"
 
 # Heads of many logs at once, each one backwards step in an index.
 HEADS: LiteralString = """
@@ -104,9 +106,7 @@ class PostgresLog:
 
     async def point(self, namespace: Namespace, position: int) -> Point | None:
         """See LogStore."""
-        found = await self._database.query(
-            select(log.c.record_id).where(log.c.namespace_id == namespace.key, log.c.position == position)
-        )
+        found = await self._database.fetch(POINT, [namespace.key, position])
         return Point(position=position, record_id=found[0][0]) if found else None
 
     async def position_at(self, namespace: Namespace, time: dt.datetime) -> int:
@@ -118,8 +118,9 @@ class PostgresLog:
 
     async def window(self, namespace: Namespace, wanted: Filter, after: int, span: int, limit: int) -> Window:
         """See LogStore."""
-        query, params = _compiled_window(namespace.key, wanted, limit)
-        found = await self._database.fetch(query, params | {"after": after, "span": span})
+        found = await self._database.query(
+            _window(shape(wanted)), **record_params(namespace.key, wanted), after=after, span=span, limit=limit
+        )
         if not found:
             raise _gone(namespace)
         floor, head, end, end_id, *_ = found[0]
@@ -133,16 +134,15 @@ class PostgresLog:
         self, namespace: Namespace, wanted: Filter, limit: int, *, newest_first: bool = False
     ) -> list[Episode]:
         """See LogStore."""
-        order = log.c.position.desc() if newest_first else log.c.position
         found = await self._database.query(
-            rows.select_records().where(*record_conditions(namespace.key, wanted)).order_by(order).limit(limit)
+            _page(shape(wanted), newest_first), **record_params(namespace.key, wanted), limit=limit
         )
         return [rows.episode(row) for row in found]
 
     async def get(self, namespace: Namespace, *, episode_id: UUID | None = None, position: int = 0) -> Episode:
         """See LogStore."""
-        key = log.c.record_id == episode_id if episode_id else log.c.position == position
-        found = await self._database.query(rows.select_records().where(log.c.namespace_id == namespace.key, key))
+        query = _BY_ID if episode_id else _BY_POSITION
+        found = await self._database.query(query, namespace=namespace.key, key=episode_id or position)
         if found and found[0][1] == RecordKind.REMOVED:
             raise EpisodeErased(f"episode {found[0][2]} was erased", episode_id=found[0][2])
         if not found or found[0][1] != RecordKind.EPISODE:
@@ -174,29 +174,43 @@ def _no_episode(namespace: Namespace, episode_id: UUID | None, position: int) ->
     return EpisodeNotFound(f"no episode at position {position} of namespace {namespace.name!r}", position=position)
 
 
+def _one(key: ColumnElement[Any]) -> Query:
+    return compiled(
+        rows.select_records().where(log.c.namespace_id == NAMESPACE, key == bindparam("key", type_=key.type))
+    )
+
+
+_BY_ID, _BY_POSITION = _one(log.c.record_id), _one(log.c.position)
+_LIMIT = bindparam("limit", type_=Integer)
+
+
 @functools.lru_cache(maxsize=1_000)
-def _compiled_window(namespace: int, wanted: Filter, limit: int) -> tuple[LiteralString, dict[str, Any]]:
-    return compiled(_window(namespace, wanted, limit))
+def _page(shaped: Filter, newest_first: bool) -> Query:
+    order = log.c.position.desc() if newest_first else log.c.position
+    return compiled(rows.select_records().where(*record_conditions(shaped)).order_by(order).limit(_LIMIT))
 
 
-def _window(namespace: int, wanted: Filter, limit: int) -> Select[Any]:
+@functools.lru_cache(maxsize=1_000)
+def _window(shaped: Filter) -> Query:
     """Bounds and rows in one statement, so that a log whose beginning is cut cannot lose the middle unseen."""
     after = bindparam("after", type_=BigInteger)
-    head = func.coalesce(
-        select(func.max(log.c.position)).where(log.c.namespace_id == namespace).scalar_subquery(), namespaces.c.floor
+    head = select(func.max(log.c.position)).where(log.c.namespace_id == NAMESPACE).scalar_subquery()
+    bounds = (
+        select(namespaces.c.floor, func.coalesce(head, namespaces.c.floor).label("head"))
+        .where(namespaces.c.namespace_id == NAMESPACE)
+        .cte("bounds")
     )
-    bounds = select(namespaces.c.floor, head.label("head")).where(namespaces.c.namespace_id == namespace).cte("bounds")
-    span_end = sql_cast(after + bindparam("span", type_=BigInteger), BigInteger)
+    span_end = cast(after + bindparam("span", type_=BigInteger), BigInteger)
     end = func.greatest(func.least(bounds.c.head, span_end), after)
-    end_id = select(log.c.record_id).where(log.c.namespace_id == namespace, log.c.position == end).scalar_subquery()
+    end_id = select(log.c.record_id).where(log.c.namespace_id == NAMESPACE, log.c.position == end).scalar_subquery()
     records = (
         rows.select_records()
-        .where(*record_conditions(namespace, wanted), log.c.position > after, log.c.position <= span_end)
+        .where(*record_conditions(shaped), log.c.position > after, log.c.position <= span_end)
         .order_by(log.c.position)
-        .limit(limit)
+        .limit(_LIMIT)
         .lateral("records")
     )
-    return (
+    return compiled(
         select(bounds.c.floor, bounds.c.head, end, end_id, *records.c)
         .select_from(bounds.outerjoin(records, true()))
         .order_by(records.c.position)

@@ -9,11 +9,11 @@ from typing import Any, LiteralString
 from uuid import uuid4
 
 from psycopg import AsyncConnection
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, Integer, Text, bindparam, func, select, update
 
 from hivemem_server.domain.errors import InvalidField, NamespaceExists, NamespaceNotFound
 from hivemem_server.domain.values import Namespace, NamespaceSettings
-from hivemem_server.postgres.database import Database, Row
+from hivemem_server.postgres.database import Database, Row, compiled
 from hivemem_server.postgres.tables import log, namespaces
 
 DEFAULT = "default"
@@ -63,7 +63,7 @@ class PostgresNamespaces:
 
     async def get(self, name: str) -> Namespace:
         """See NamespaceStore."""
-        found = await self._database.query(_select().where(namespaces.c.name == name))
+        found = await self._database.query(_BY_NAME, name=name)
         if not found:
             raise NamespaceNotFound(
                 f"namespace {name!r} does not exist: create it with CreateNamespace", namespace=name
@@ -85,9 +85,7 @@ class PostgresNamespaces:
 
     async def page(self, after: str, limit: int) -> list[Namespace]:
         """See NamespaceStore."""
-        found = await self._database.query(
-            _select().where(namespaces.c.name > after).order_by(namespaces.c.name).limit(limit)
-        )
+        found = await self._database.query(_PAGE, after=after, limit=limit)
         return [_namespace(row) for row in found]
 
     async def update(self, name: str, changes: Mapping[str, object]) -> Namespace:
@@ -95,7 +93,11 @@ class PostgresNamespaces:
         if "text_language" in changes:
             await self._check_language(str(changes["text_language"]))
         await self._database.query(
-            update(namespaces).where(namespaces.c.name == name).values(**changes, updated_time=func.clock_timestamp())
+            compiled(
+                update(namespaces)
+                .where(namespaces.c.name == name)
+                .values(**changes, updated_time=func.clock_timestamp())
+            )
         )
         self._resolved.pop(name, None)
         return await self.get(name)
@@ -132,6 +134,15 @@ def _select() -> Any:
         namespaces.c.floor,
     )
     return select(namespaces, head)
+
+
+_BY_NAME = compiled(_select().where(namespaces.c.name == bindparam("name", type_=Text)))
+_PAGE = compiled(
+    _select()
+    .where(namespaces.c.name > bindparam("after", type_=Text))
+    .order_by(namespaces.c.name)
+    .limit(bindparam("limit", type_=Integer))
+)
 
 
 def _namespace(row: Row) -> Namespace:

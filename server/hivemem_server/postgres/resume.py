@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, LiteralString
+from typing import LiteralString
 
 from psycopg import AsyncConnection
-from sqlalchemy import ClauseElement, and_, select
-from sqlalchemy.sql import Select
+from sqlalchemy import ARRAY, Integer, and_, any_, bindparam, select
 
 from hivemem_server.domain import limits
 from hivemem_server.domain.resume import (
@@ -20,7 +19,8 @@ from hivemem_server.domain.resume import (
 )
 from hivemem_server.domain.values import Namespace, Point, RecordKind, StandingDecision
 from hivemem_server.postgres import rows
-from hivemem_server.postgres.database import Database, Row, compiled
+from hivemem_server.postgres.database import Database, Query, Row, compiled
+from hivemem_server.postgres.filters import NAMESPACE, UNFINISHED
 from hivemem_server.postgres.log import BOUNDS, NIL
 from hivemem_server.postgres.sessions import no_session, select_sessions, session
 from hivemem_server.postgres.tables import agents, decisions, log, sessions, threads
@@ -35,6 +35,9 @@ LEFT JOIN LATERAL (SELECT l.position FROM log l
 WHERE s.namespace_id = %(namespace)s AND s.user_id = %(user)s
 ORDER BY s.state, newest.position DESC NULLS LAST, s.session_key DESC LIMIT 1
 """
+
+# The key of a session.
+KEY: LiteralString = "SELECT session_key FROM sessions WHERE namespace_id = %(namespace)s AND session_id = %(session)s"
 
 # The session and those that it continues, nearest first.
 CHAIN: LiteralString = """
@@ -90,6 +93,56 @@ GROUP BY a.agent_id
 """
 
 
+_CHAIN = bindparam("sessions", type_=ARRAY(Integer))
+_LIMIT = bindparam("limit", type_=Integer)
+
+_SESSIONS = compiled(
+    select_sessions().where(sessions.c.namespace_id == NAMESPACE, sessions.c.session_key == any_(_CHAIN))
+)
+
+_EPISODES = compiled(
+    rows.select_records()
+    .where(
+        log.c.namespace_id == NAMESPACE, log.c.session_key == any_(_CHAIN), log.c.record_kind == int(RecordKind.EPISODE)
+    )
+    .order_by(log.c.position.desc())
+    .limit(_LIMIT)
+)
+
+_DECISIONS = compiled(
+    select(
+        log.c.decisions[decisions.c.ordinal - 1],
+        agents.c.agent_id,
+        sessions.c.session_id,
+        log.c.position,
+        log.c.record_id,
+        log.c.time,
+    )
+    .select_from(
+        decisions.join(
+            rows.with_names(),
+            and_(log.c.namespace_id == decisions.c.namespace_id, log.c.position == decisions.c.position),
+        )
+    )
+    .where(
+        decisions.c.namespace_id == NAMESPACE,
+        decisions.c.session_key == any_(_CHAIN),
+        decisions.c.superseded_by.is_(None),
+    )
+    .order_by(decisions.c.position.desc(), decisions.c.ordinal.desc())
+    .limit(_LIMIT)
+)
+
+_THREADS = compiled(
+    select_threads()
+    .where(threads.c.namespace_id == NAMESPACE, threads.c.session_key == any_(_CHAIN), UNFINISHED)
+    .order_by(
+        threads.c.plan_id.nulls_last(), threads.c.step, threads.c.priority.desc(), threads.c.position, threads.c.ordinal
+    )
+    .limit(_LIMIT)
+)
+
+
 class PostgresResume:
     """Implements ResumeStore."""
 
@@ -119,9 +172,9 @@ class _Reader:
         cursor = await self._connection.execute(query, params | {"namespace": self._namespace}, binary=True)
         return await cursor.fetchall()
 
-    async def query(self, statement: ClauseElement) -> list[Row]:
-        query, params = compiled(statement)
-        return await self.fetch(query, **params)
+    async def query(self, query: Query, **params: object) -> list[Row]:
+        text, params_ = query.with_params(params)
+        return await self.fetch(text, **params_)
 
     async def head(self) -> Point:
         cursor = await self._connection.execute(BOUNDS, [self._namespace])
@@ -132,93 +185,38 @@ class _Reader:
         if target.user_id:
             found = await self.fetch(LATEST, user=target.user_id)
             return found[0][0] if found else None
-        statement = select(sessions.c.session_key).where(
-            sessions.c.namespace_id == self._namespace, sessions.c.session_id == target.session_id
-        )
-        found = await self.query(statement)
+        found = await self.fetch(KEY, session=target.session_id)
         if not found:
             raise no_session(target.session_id)
         return int(found[0][0])
 
     async def material(self, target: ResumeTarget, chain: Sequence[int], head: Point) -> ResumeMaterial:
-        found = {row[0]: session(row) for row in await self.query(self._sessions(chain))}
+        most = limits.RESUME_ITEMS
+        scope = {"sessions": list(chain)}
+        found = {row[0]: session(row) for row in await self.query(_SESSIONS, **scope)}
         current, *continued = [found[key] for key in chain]
-        episodes = await self.query(self._episodes(chain).limit(target.max_episodes))
-        decided = await self.query(self._decisions(chain).limit(limits.RESUME_ITEMS + 1))
-        unfinished = await self.query(self._threads(chain).limit(limits.RESUME_ITEMS + 1))
-        summaries = await self.fetch(
-            SUMMARIES, user=current.user_id, sessions=list(chain), limit=target.max_summaries if current.user_id else 0
-        )
+        episodes = await self.query(_EPISODES, **scope, limit=target.max_episodes)
+        decided = await self.query(_DECISIONS, **scope, limit=most + 1)
+        unfinished = await self.query(_THREADS, **scope, limit=most + 1)
         return ResumeMaterial(
             session=current,
             continued_sessions=continued,
-            head=head,
             episodes=[rows.episode(row) for row in reversed(episodes)],
-            decisions=[_decision(row) for row in reversed(decided[: limits.RESUME_ITEMS])],
-            open_threads=[thread(row) for row in unfinished[: limits.RESUME_ITEMS]],
-            plans=[_plan(row) for row in await self.fetch(PLANS, sessions=list(chain))],
-            agents=[_agent(row) for row in await self.fetch(AGENTS, sessions=list(chain), limit=limits.RESUME_ITEMS)],
-            summaries=[_summary(row) for row in summaries],
+            decisions=[_decision(row) for row in reversed(decided[:most])],
+            open_threads=[thread(row) for row in unfinished[:most]],
+            plans=[_plan(row) for row in await self.fetch(PLANS, **scope)],
+            agents=[_agent(row) for row in await self.fetch(AGENTS, **scope, limit=most)],
+            summaries=await self._summaries(current.user_id, chain, target.max_summaries),
             away=await self._away(target.since, chain),
-            left_out={
-                name: 1
-                for name, items in (("decisions", decided), ("open_threads", unfinished))
-                if len(items) > limits.RESUME_ITEMS
-            },
+            left_out={"decisions": int(len(decided) > most), "open_threads": int(len(unfinished) > most)},
+            head=head,
         )
 
-    def _sessions(self, chain: Sequence[int]) -> Select[Any]:
-        return select_sessions().where(sessions.c.namespace_id == self._namespace, sessions.c.session_key.in_(chain))
-
-    def _episodes(self, chain: Sequence[int]) -> Select[Any]:
-        return (
-            rows.select_records()
-            .where(
-                log.c.namespace_id == self._namespace,
-                log.c.session_key.in_(chain),
-                log.c.record_kind == int(RecordKind.EPISODE),
-            )
-            .order_by(log.c.position.desc())
-        )
-
-    def _decisions(self, chain: Sequence[int]) -> Select[Any]:
-        return (
-            select(
-                log.c.decisions[decisions.c.ordinal - 1],
-                agents.c.agent_id,
-                sessions.c.session_id,
-                log.c.position,
-                log.c.record_id,
-                log.c.time,
-            )
-            .select_from(
-                decisions.join(
-                    rows.with_names(),
-                    and_(log.c.namespace_id == decisions.c.namespace_id, log.c.position == decisions.c.position),
-                )
-            )
-            .where(
-                decisions.c.namespace_id == self._namespace,
-                decisions.c.session_key.in_(chain),
-                decisions.c.superseded_by.is_(None),
-            )
-            .order_by(decisions.c.position.desc(), decisions.c.ordinal.desc())
-        )
-
-    def _threads(self, chain: Sequence[int]) -> Select[Any]:
-        return (
-            select_threads()
-            .where(
-                threads.c.namespace_id == self._namespace, threads.c.session_key.in_(chain), threads.c.state.in_([1, 2])
-            )
-            .order_by(
-                threads.c.plan_id.nulls_last(),
-                threads.c.step,
-                threads.c.priority.desc(),
-                threads.c.position,
-                threads.c.ordinal,
-            )
-        )
+    async def _summaries(self, user_id: str, chain: Sequence[int], most: int) -> list[SessionSummary]:
+        if not user_id:
+            return []
+        found = await self.fetch(SUMMARIES, user=user_id, sessions=list(chain), limit=most)
+        return [_summary(row) for row in found]
 
     async def _away(self, since: int | None, chain: Sequence[int]) -> AwayReport | None:
         if since is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, LiteralString
 
 from pgvector.sqlalchemy import HALFVEC
 from sqlalchemy import (
@@ -12,13 +13,14 @@ from sqlalchemy import (
     Float,
     Integer,
     MetaData,
+    SmallInteger,
     Table,
     Text,
     and_,
+    bindparam,
     cast,
     false,
     func,
-    literal,
     null,
     select,
     true,
@@ -34,12 +36,20 @@ from hivemem_server.domain.ports import Candidates
 from hivemem_server.domain.ranking import Candidate
 from hivemem_server.domain.values import Namespace
 from hivemem_server.postgres import rows
-from hivemem_server.postgres.database import Database
-from hivemem_server.postgres.filters import record_conditions
+from hivemem_server.postgres.database import Database, Query, compiled
+from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record_params, shape
 from hivemem_server.postgres.tables import decisions, index_progress, log, namespaces
 
 # ts_rank divides by 1 + the logarithm of the length: statements above long outputs.
 LENGTH_NORMALISATION = 1
+
+
+_LIMIT = bindparam("limit", type_=Integer)
+
+# How far a model's index of a namespace has come.
+INDEXED: LiteralString = """
+SELECT coalesce((SELECT position FROM index_progress WHERE namespace_id = %(namespace)s AND model_key = %(model)s), 0)
+"""
 
 
 class ModelMismatch(Exception):
@@ -97,7 +107,8 @@ class PostgresSearch:
 
     async def indexed_position(self, namespace: Namespace, model: EmbeddingModel) -> int:
         """See SearchStore."""
-        found = await self._database.query(select(_indexed(namespace.key, self.model_key(model))))
+        params = {"namespace": namespace.key, "model": self.model_key(model)}
+        found = await self._database.fetch(INDEXED, params)
         return int(found[0][0])
 
     async def candidates(
@@ -111,14 +122,15 @@ class PostgresSearch:
         limit: int,
     ) -> Candidates:
         """See SearchStore."""
-        key = self.model_key(model) if model else 0
-        lexical = _by_words(namespace.key, wanted, text, limit)
-        nearest = (
-            _by_meaning(namespace.key, wanted, vector, vectors(key, model.dimension), limit)
-            if model and (vector is not None)
-            else _nothing()
+        key, dimension = (self.model_key(model), model.dimension) if model and vector is not None else (0, 0)
+        found = await self._database.query(
+            _candidates(shape(wanted), key, dimension),
+            **record_params(namespace.key, wanted),
+            words=text,
+            vector=written(vector) if vector is not None else "",
+            model=key,
+            limit=limit,
         )
-        found = await self._database.query(_united(namespace.key, lexical, nearest, key))
         indexed, head = found[0][:2]
         return Candidates(
             candidates=[
@@ -144,65 +156,69 @@ def _check_same(model: EmbeddingModel, dimension: int, digest: str) -> None:
         )
 
 
-def _indexed(namespace: int, model_key: int) -> ColumnElement[int]:
+@functools.lru_cache(maxsize=1_000)
+def _candidates(shaped: Filter, model_key: int, dimension: int) -> Query:
+    """The statement for one shape of filter and one model; without a model, by words only."""
+    nearest = _by_meaning(shaped, vectors(model_key, dimension)) if model_key else _nothing()
+    return compiled(_united(_by_words(shaped), nearest))
+
+
+def _indexed() -> ColumnElement[int]:
     progress = select(index_progress.c.position).where(
-        index_progress.c.namespace_id == namespace, index_progress.c.model_key == model_key
+        index_progress.c.namespace_id == NAMESPACE, index_progress.c.model_key == bindparam("model", type_=SmallInteger)
     )
-    return func.coalesce(progress.scalar_subquery(), literal(0))
+    return func.coalesce(progress.scalar_subquery(), 0)
 
 
-def _stems(namespace: int, words: str) -> ColumnElement[Any]:
+def _stems() -> ColumnElement[Any]:
     """The words as a query for any of their stems, in the namespace's language; NULL if none is left."""
-    language = select(cast(namespaces.c.text_language, REGCONFIG)).where(namespaces.c.namespace_id == namespace)
-    lexeme = func.unnest(func.to_tsvector(language.scalar_subquery(), words)).table_valued(
-        "lexeme", "positions", "weights"
-    )
+    language = select(cast(namespaces.c.text_language, REGCONFIG)).where(namespaces.c.namespace_id == NAMESPACE)
+    vector = func.to_tsvector(language.scalar_subquery(), bindparam("words", type_=Text))
+    lexeme = func.unnest(vector).table_valued("lexeme", "positions", "weights")
     escaped = func.replace(func.replace(lexeme.c.lexeme, "\\", "\\\\"), "'", "''")
-    joined = func.string_agg("'" + escaped + "'", literal(" | "))
+    joined = func.string_agg("'" + escaped + "'", " | ")
     return select(cast(joined, TSQUERY)).select_from(lexeme).scalar_subquery()
 
 
-def _by_words(namespace: int, wanted: Filter, words: str, limit: int) -> CTE:
-    query = select(_stems(namespace, words).label("stems")).cte("query")
+def _by_words(shaped: Filter) -> CTE:
+    query = select(_stems().label("stems")).cte("query")
     score = func.ts_rank(log.c.search, query.c.stems, LENGTH_NORMALISATION)
     return (
         select(log.c.position, cast(score, Float).label("lexical"))
         .select_from(log.join(query, log.c.search.op("@@")(query.c.stems)))
-        .where(*record_conditions(namespace, wanted))
+        .where(*record_conditions(shaped))
         .order_by(score.desc(), log.c.position.desc())
-        .limit(limit)
+        .limit(_LIMIT)
         .cte("by_words")
     )
 
 
-def _by_meaning(namespace: int, wanted: Filter, vector: Sequence[float], table: Table, limit: int) -> CTE:
-    distance = table.c.embedding.op("<=>")(_halfvec(vector, table))
+def _by_meaning(shaped: Filter, table: Table) -> CTE:
+    wanted = cast(bindparam("vector", type_=Text), table.c.embedding.type)
+    distance = table.c.embedding.op("<=>")(wanted)
     return (
         select(log.c.position, (1 - cast(distance, Float)).label("similarity"))
         .select_from(
             log.join(table, and_(table.c.namespace_id == log.c.namespace_id, table.c.position == log.c.position))
         )
-        .where(table.c.namespace_id == namespace, *record_conditions(namespace, wanted))
+        .where(table.c.namespace_id == NAMESPACE, *record_conditions(shaped))
         .order_by(distance, log.c.position.desc())
-        .limit(limit)
+        .limit(_LIMIT)
         .cte("by_meaning")
     )
 
 
-def _halfvec(vector: Sequence[float], table: Table) -> ColumnElement[Any]:
-    written = "[" + ",".join(f"{float(number):.7g}" for number in vector) + "]"
-    return cast(literal(written, Text), table.c.embedding.type)
+def written(vector: Sequence[float]) -> str:
+    """A vector as pgvector reads it."""
+    return "[" + ",".join(f"{float(number):.7g}" for number in vector) + "]"
 
 
 def _nothing() -> CTE:
-    return (
-        select(literal(0, BigInteger).label("position"), cast(null(), Float).label("similarity"))
-        .where(false())
-        .cte("by_meaning")
-    )
+    no_position, no_similarity = cast(null(), BigInteger), cast(null(), Float)
+    return select(no_position.label("position"), no_similarity.label("similarity")).where(false()).cte("by_meaning")
 
 
-def _united(namespace: int, lexical: CTE, nearest: CTE, model_key: int) -> Select[Any]:
+def _united(lexical: CTE, nearest: CTE) -> Select[Any]:
     """Both lists as one, with what the log knows of them. One row with nothing in it if both are empty."""
     position = func.coalesce(lexical.c.position, nearest.c.position)
     both = (
@@ -213,7 +229,7 @@ def _united(namespace: int, lexical: CTE, nearest: CTE, model_key: int) -> Selec
     superseded = (
         select(true())
         .where(
-            decisions.c.namespace_id == namespace,
+            decisions.c.namespace_id == NAMESPACE,
             decisions.c.position == both.c.position,
             decisions.c.superseded_by.is_not(None),
         )
@@ -222,9 +238,9 @@ def _united(namespace: int, lexical: CTE, nearest: CTE, model_key: int) -> Selec
     found = (
         select(both.c.lexical, both.c.similarity, superseded.label("superseded"), *rows.RECORD_COLUMNS)
         .select_from(rows.with_names().join(both, log.c.position == both.c.position))
-        .where(log.c.namespace_id == namespace)
+        .where(log.c.namespace_id == NAMESPACE)
         .subquery("found")
     )
-    head = select(func.max(log.c.position)).where(log.c.namespace_id == namespace).scalar_subquery()
-    bounds = select(_indexed(namespace, model_key).label("indexed"), func.coalesce(head, 0).label("head")).subquery()
+    head = select(func.max(log.c.position)).where(log.c.namespace_id == NAMESPACE).scalar_subquery()
+    bounds = select(_indexed().label("indexed"), func.coalesce(head, 0).label("head")).subquery()
     return select(bounds.c.indexed, bounds.c.head, *found.c).select_from(bounds.outerjoin(found, true()))

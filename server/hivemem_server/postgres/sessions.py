@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, LiteralString
 
-from sqlalchemy import and_, case, func, select, true, update
+from sqlalchemy import Integer, Text, and_, bindparam, case, func, select, true, update
 from sqlalchemy.sql import Select
 
 from hivemem_server.domain.errors import NamespaceNotFound, SessionExists, SessionNotFound
 from hivemem_server.domain.filters import SessionFilter
 from hivemem_server.domain.values import Namespace, RecordKind, Session, SessionState
-from hivemem_server.postgres.database import Database, Row
-from hivemem_server.postgres.filters import session_conditions
+from hivemem_server.postgres.database import Database, Query, Row, compiled
+from hivemem_server.postgres.filters import NAMESPACE, session_conditions, session_params
 from hivemem_server.postgres.tables import log, sessions
 
 OPEN: LiteralString = "SELECT open_session_v1(%s, %s, %s, %s, %s, %s)"
@@ -24,6 +25,7 @@ UPDATE sessions SET state = 2, closed_time = clock_timestamp(), updated_time = c
 WHERE namespace_id = %(namespace)s AND session_id = %(session)s AND state = 1 AND EXISTS (SELECT FROM locked)
 """
 
+_NEWEST = 2**31 - 1  # above every key
 _earlier = sessions.alias("earlier")
 
 
@@ -64,9 +66,7 @@ class PostgresSessions:
 
     async def get(self, namespace: Namespace, session_id: str) -> Session:
         """See SessionStore."""
-        found = await self._database.query(
-            select_sessions().where(sessions.c.namespace_id == namespace.key, sessions.c.session_id == session_id)
-        )
+        found = await self._database.query(_by_id(), namespace=namespace.key, session_id=session_id)
         if not found:
             raise no_session(session_id)
         return session(found[0])
@@ -75,12 +75,9 @@ class PostgresSessions:
         self, namespace: Namespace, wanted: SessionFilter, before: int, limit: int
     ) -> list[tuple[int, Session]]:
         """See SessionStore."""
-        conditions = session_conditions(namespace.key, wanted)
-        if before:
-            conditions.append(sessions.c.session_key < before)
-        found = await self._database.query(
-            select_sessions().where(*conditions).order_by(sessions.c.session_key.desc()).limit(limit)
-        )
+        query = _page(bool(wanted.user_ids), wanted.state is not None, bool(wanted.labels))
+        params = session_params(namespace.key, wanted)
+        found = await self._database.query(query, **params, before=before or _NEWEST, limit=limit)
         return [(row[0], session(row)) for row in found]
 
     async def update(
@@ -92,9 +89,11 @@ class PostgresSessions:
             changes["labels"] = dict(labels)
         if changes:
             await self._database.query(
-                update(sessions)
-                .where(sessions.c.namespace_id == namespace.key, sessions.c.session_id == session_id)
-                .values(**changes, updated_time=func.clock_timestamp())
+                compiled(
+                    update(sessions)
+                    .where(sessions.c.namespace_id == namespace.key, sessions.c.session_id == session_id)
+                    .values(**changes, updated_time=func.clock_timestamp())
+                )
             )
         return await self.get(namespace, session_id)
 
@@ -141,6 +140,24 @@ def select_sessions() -> Select[Any]:
         func.coalesce(newest.c.position, 0),
         newest.c.time,
     ).select_from(sessions.outerjoin(_earlier, continued).outerjoin(newest, true()))
+
+
+@functools.cache
+def _by_id() -> Query:
+    session_id = bindparam("session_id", type_=Text)
+    return compiled(select_sessions().where(sessions.c.namespace_id == NAMESPACE, sessions.c.session_id == session_id))
+
+
+@functools.cache
+def _page(users: bool, state: bool, labels: bool) -> Query:
+    conditions = session_conditions(users=users, state=state, labels=labels)
+    conditions.append(sessions.c.session_key < bindparam("before", type_=Integer))
+    return compiled(
+        select_sessions()
+        .where(*conditions)
+        .order_by(sessions.c.session_key.desc())
+        .limit(bindparam("limit", type_=Integer))
+    )
 
 
 def session(row: Row) -> Session:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Integer, and_, select, tuple_
-from sqlalchemy.sql import Select
+from sqlalchemy import ARRAY, BigInteger, Integer, and_, bindparam, cast, select
+from sqlalchemy.dialects.postgresql import array
+from sqlalchemy.sql import ColumnElement, Select
 
 from hivemem_server.domain.filters import ThreadFilter
 from hivemem_server.domain.values import Claim, Namespace, Thread, ThreadOrder, ThreadState
-from hivemem_server.postgres.database import Database, Row
-from hivemem_server.postgres.filters import thread_conditions
+from hivemem_server.postgres.database import Database, Query, Row, compiled
+from hivemem_server.postgres.filters import thread_conditions, thread_params, thread_shape
 from hivemem_server.postgres.rows import loaded_thread
 from hivemem_server.postgres.tables import agents, log, sessions, threads
 
@@ -20,10 +22,11 @@ _opener, _holder, _ender = agents.alias("opener"), agents.alias("holder"), agent
 _ending = log.alias("ending")
 
 # What a page goes on from, for each order.
-_KEYS = {
-    ThreadOrder.OLDEST_FIRST: (threads.c.position, threads.c.ordinal),
-    ThreadOrder.NEWEST_FIRST: (-threads.c.position, -threads.c.ordinal),
-    ThreadOrder.PRIORITY: (-threads.c.priority, threads.c.position, threads.c.ordinal),
+_ORDINAL, _PRIORITY = cast(threads.c.ordinal, BigInteger), cast(threads.c.priority, BigInteger)
+_KEYS: dict[ThreadOrder, tuple[ColumnElement[int], ...]] = {
+    ThreadOrder.OLDEST_FIRST: (threads.c.position, _ORDINAL),
+    ThreadOrder.NEWEST_FIRST: (-threads.c.position, -_ORDINAL),
+    ThreadOrder.PRIORITY: (-_PRIORITY, threads.c.position, _ORDINAL),
 }
 
 
@@ -37,12 +40,19 @@ class PostgresThreads:
         self, namespace: Namespace, wanted: ThreadFilter, order: ThreadOrder, after: Sequence[int], limit: int
     ) -> list[tuple[Sequence[int], Thread]]:
         """See ThreadStore."""
-        key = _KEYS[order]
-        statement = select_threads().add_columns(*key).where(*thread_conditions(namespace.key, wanted))
-        if after:
-            statement = statement.where(tuple_(*key) > tuple_(*after, types=[Integer] * len(after)))
-        found = await self._database.query(statement.order_by(*key).limit(limit))
-        return [(row[-len(key) :], thread(row)) for row in found]
+        query = _page(thread_shape(wanted), order, bool(after))
+        params = thread_params(namespace.key, wanted)
+        found = await self._database.query(query, **params, after=list(after), limit=limit)
+        return [(row[-len(_KEYS[order]) :], thread(row)) for row in found]
+
+
+@functools.lru_cache(maxsize=1_000)
+def _page(shaped: ThreadFilter, order: ThreadOrder, begun: bool) -> Query:
+    key = _KEYS[order]
+    statement = select_threads().add_columns(*key).where(*thread_conditions(shaped))
+    if begun:
+        statement = statement.where(array(key) > bindparam("after", type_=ARRAY(BigInteger)))
+    return compiled(statement.order_by(*key).limit(bindparam("limit", type_=Integer)))
 
 
 def select_threads() -> Select[Any]:

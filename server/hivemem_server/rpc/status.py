@@ -12,14 +12,17 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from hivemem_server.domain import limits
 from hivemem_server.domain.errors import HivememError, InvalidField, Unavailable
 
 _log = structlog.get_logger()
 
 DOMAIN = "hivemem.dev"
 DETAILS_KEY = "grpc-status-details-bin"
-MESSAGE_CHARACTERS = 1_000
+
+# Together at most 4 KiB: larger trailers would take the place of the error itself.
+MESSAGE_BYTES = 512
+METADATA_BYTES = 768
+VIOLATIONS_BYTES = 1_900
 
 CODES: Mapping[str, grpc.StatusCode] = {
     "INVALID_FIELD": grpc.StatusCode.INVALID_ARGUMENT,
@@ -95,18 +98,18 @@ def trailers(error: HivememError) -> tuple[tuple[str, bytes], ...]:
 
 def message(error: HivememError) -> str:
     """The sentence for people, within bounds."""
-    return error.message[:MESSAGE_CHARACTERS]
+    return _cut(error.message, MESSAGE_BYTES)
 
 
 def _error_info(error: HivememError) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    room = limits.ERROR_METADATA_BYTES
+    room = METADATA_BYTES
     for key, value in error.metadata.items():
-        shown = value[:200]
-        room -= len(key) + len(shown.encode("utf-8", "replace"))
+        shown = _cut(value, 200)
+        room -= len(key) + len(shown.encode()) + 8
         if room < 0:
             break
-        info.metadata[key] = shown.encode("utf-8", "replace").decode("utf-8")
+        info.metadata[key] = shown
     return info
 
 
@@ -114,16 +117,17 @@ def _bad_request(error: HivememError) -> list[error_details_pb2.BadRequest]:
     if not isinstance(error, InvalidField):
         return []
     bad = error_details_pb2.BadRequest()
-    for violation in error.violations[: limits.VIOLATIONS_SHOWN]:
-        bad.field_violations.add(field=_plain(violation.field, 80), description=_plain(violation.description, 160))
-    left = len(error.violations) - limits.VIOLATIONS_SHOWN
-    if left > 0:
-        bad.field_violations.add(field="*", description=f"and {left} more violations")
+    for index, violation in enumerate(error.violations):
+        if bad.ByteSize() > VIOLATIONS_BYTES - 300:
+            bad.field_violations.add(field="*", description=f"and {len(error.violations) - index} more violations")
+            break
+        bad.field_violations.add(field=_cut(violation.field, 100), description=_cut(violation.description, 180))
     return [bad]
 
 
-def _plain(text: str, most: int) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")[:most]
+def _cut(text: str, most: int) -> str:
+    """The text within `most` bytes, fit to be sent."""
+    return text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
 
 
 def _retry_info(error: HivememError) -> list[error_details_pb2.RetryInfo]:
