@@ -39,7 +39,9 @@ async def replay(*arguments: str) -> tuple[int, str, str]:
 
 async def agent_processes(parent: int) -> list[int]:
     """Ids of the processes that a replay has started."""
-    listing = await asyncio.create_subprocess_exec("ps", "-A", "-o", "pid=,ppid=,command=", stdout=asyncio.subprocess.PIPE)
+    listing = await asyncio.create_subprocess_exec(
+        "ps", "-A", "-ww", "-o", "pid=,ppid=,command=", stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await listing.communicate()
     rows = [line.split(maxsplit=2) for line in out.decode().splitlines()]
     return [int(row[0]) for row in rows if int(row[1]) == parent and "hivemem.replay.agent" in row[2]]
@@ -122,7 +124,9 @@ async def test_several_files_go_to_several_sessions(server_address: str, tmp_pat
         assert {e.event_time async for e in two.episodes()} == {datetime(2025, 1, 1, 10, tzinfo=UTC)}
 
 
-async def test_a_killed_agent_ends_the_replay_which_then_goes_on_from_there(server_address: str, tmp_path: Path) -> None:
+async def test_a_killed_agent_ends_the_replay_which_then_goes_on_from_there(
+    server_address: str, tmp_path: Path
+) -> None:
     turns = [{**turn, "time": 1_700_000_000 + number} for number, turn in enumerate(talk(9))]
     file = written(tmp_path / "talk.jsonl", turns)
     async with hivemem.Client(server_address) as memory:

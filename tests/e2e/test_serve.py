@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psycopg
@@ -56,7 +57,7 @@ async def test_it_starts_from_nothing_answers_health_and_ends_within_ten_seconds
 ) -> None:
     server = await start_server("--data-dir", str(tmp_path), *WORDS_ONLY)
     async with grpc.aio.insecure_channel(server.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", "hivemem.v1.EpisodeService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -143,7 +144,9 @@ async def set_reachable(postgres: str, database_url: str, reachable: bool) -> No
         allowed = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
         await connection.execute(allowed.format(sql.Identifier(str(name)), sql.Literal(reachable)))
         if not reachable:
-            await connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
 
 
 async def until_answered(stubs: Stubs, new: types.NewEpisode) -> episodes.AppendEpisodesResponse:

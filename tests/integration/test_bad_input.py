@@ -18,6 +18,7 @@ from hivemem.v1 import types_pb2 as types
 
 KIB = 1024
 LONG_ID = "x" * 129
+UNKNOWN: Any = [99]
 
 
 def with_time(seconds: int) -> types.NewEpisode:
@@ -154,7 +155,7 @@ REQUESTS: list[tuple[str, Any]] = [
     ("filter.positions.after", lambda s: s.episodes.ListEpisodes(
         episodes.ListEpisodesRequest(filter=types.Filter(positions=types.PositionRange(after=-1))))),
     ("filter.states[0]", lambda s: s.threads.ListThreads(
-        threads.ListThreadsRequest(filter=threads.ThreadFilter(states=[99])))),
+        threads.ListThreadsRequest(filter=threads.ThreadFilter(states=UNKNOWN)))),
     ("before", lambda s: s.episodes.GetEpisode(episodes.GetEpisodeRequest(position=1, before=21))),
     ("key", lambda s: s.episodes.GetEpisode(episodes.GetEpisodeRequest())),
     ("query", lambda s: s.search.SearchEpisodes(search_service_pb2.SearchEpisodesRequest())),
@@ -170,7 +171,7 @@ REQUESTS: list[tuple[str, Any]] = [
     ("start.position", lambda s: s.episodes.SubscribeEpisodes(
         episodes.SubscribeEpisodesRequest(start=types.StartPoint(position=-1)), timeout=10).read()),
     ("record_kinds[0]", lambda s: s.episodes.SubscribeEpisodes(
-        episodes.SubscribeEpisodesRequest(record_kinds=[99]), timeout=10).read()),
+        episodes.SubscribeEpisodesRequest(record_kinds=UNKNOWN), timeout=10).read()),
 ]  # fmt: skip
 
 
@@ -201,7 +202,7 @@ async def test_a_page_size_above_the_maximum_is_lowered_to_it(stubs: Stubs) -> N
 
 
 async def test_bytes_that_are_no_message_are_an_invalid_field(stubs: Stubs) -> None:
-    call = stubs.channel.unary_unary("/hivemem.v1.EpisodeService/AppendEpisodes")
+    call: Any = stubs.channel.unary_unary("/hivemem.v1.EpisodeService/AppendEpisodes")
     text_that_is_no_utf8 = b"\x12\x02\xff\xfe"
     for data in (text_that_is_no_utf8, b"\xff\xff\xff"):
         refused = await refusal(call(data))

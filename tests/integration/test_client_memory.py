@@ -234,7 +234,7 @@ async def test_namespaces_are_made_listed_and_apart(memory: hivemem.Client) -> N
     assert made == await memory.create_namespace("another", hivemem.NamespaceSettings(description="for a test"))
     with pytest.raises(hivemem.NamespaceExists):
         await memory.create_namespace("another", hivemem.NamespaceSettings(description="for another test"))
-    assert {memory.namespace, "another"} <= {found.namespace async for found in memory.namespaces()}
+    assert {memory.namespace, "another"} <= {found.name async for found in memory.namespaces()}
     await memory.session("s")
     async with hivemem.Client(memory.address, namespace="another") as other:
         with pytest.raises(hivemem.SessionNotFound):
@@ -250,7 +250,7 @@ async def test_stats_count_what_is_there(memory: hivemem.Client) -> None:
     stats = await memory.stats()
     assert (stats.session_count, stats.open_session_count, stats.agent_count) == (1, 1, 1)
     assert (stats.episode_count, stats.open_thread_count) == (1, 1)
-    assert (stats.namespace.namespace, stats.namespace.head_position) == (memory.namespace, 1)
+    assert (stats.namespace.name, stats.namespace.head_position) == (memory.namespace, 1)
     assert stats.server.start_time is not None
     assert datetime.now(UTC) - stats.server.start_time < timedelta(days=1)
 

@@ -102,7 +102,7 @@ async def test_namespaces_are_logs_of_their_own(stubs: Stubs) -> None:
         answer = await stubs.append(new_episode(), namespace=namespace)
         assert answer.episodes[0].position == 1
     listed = await stubs.namespaces.ListNamespaces(namespace_service_pb2.ListNamespacesRequest())
-    assert [(n.namespace, n.head_position) for n in listed.namespaces] == [("default", 1), ("team/a", 1)]
+    assert [(n.name, n.head_position) for n in listed.namespaces] == [("default", 1), ("team/a", 1)]
 
 
 async def test_a_namespace_that_is_deleted_is_gone_and_may_be_made_again(stubs: Stubs) -> None:
@@ -112,7 +112,7 @@ async def test_a_namespace_that_is_deleted_is_gone_and_may_be_made_again(stubs: 
     new = new_episode(open_threads=[types.NewThread(text="t")], decisions=[types.NewDecision(text="d")])
     await stubs.append(new, namespace="n")
     operation = (await stubs.namespaces.DeleteNamespace(pb_.DeleteNamespaceRequest(namespace="n"))).operation
-    assert (operation.state, operation.done) == (types.OPERATION_STATE_SUCCEEDED, 1)
+    assert (operation.state, operation.done_count) == (types.OPERATION_STATE_SUCCEEDED, 1)
     assert (await refusal(stubs.append(new, namespace="n"))).reason == "NAMESPACE_NOT_FOUND"
     await stubs.namespaces.CreateNamespace(pb_.CreateNamespaceRequest(namespace="n"))
     await stubs.session("s", namespace="n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -35,7 +36,7 @@ async def until(kind: str, stream: AsyncIterator[pb.SubscribeEpisodesResponse]) 
     seen = []
     async for message in stream:
         seen.append(message)
-        if message.WhichOneof("message") == kind:
+        if message.WhichOneof("event") == kind:
             return seen
     raise AssertionError(f"the stream ended before {kind}: {seen}")
 
@@ -45,7 +46,7 @@ def positions(seen: list[pb.SubscribeEpisodesResponse]) -> list[int]:
 
 
 def kinds(seen: list[pb.SubscribeEpisodesResponse]) -> list[str]:
-    return [str(message.WhichOneof("message")) for message in seen]
+    return [str(message.WhichOneof("event")) for message in seen]
 
 
 async def test_what_is_there_comes_in_batches_then_the_stream_says_that_it_is_live(stubs: Stubs) -> None:
@@ -71,7 +72,7 @@ async def test_every_message_has_a_cursor_that_resumes_right_after_it(stubs: Stu
     read = 0
     for message in seen:
         read += len(message.batch.records)
-        cursor = getattr(message, str(message.WhichOneof("message"))).cursor
+        cursor = getattr(message, str(message.WhichOneof("event"))).cursor
         again = await until("caught_up", messages(stubs, start=types.StartPoint(cursor=cursor)))
         assert positions(again) == list(range(read + 1, 8))
 
@@ -153,9 +154,9 @@ async def test_silence_is_broken_by_progress_that_covers_what_did_not_match(stub
     wanted = types.Filter(kinds=["none"])
     request = pb.SubscribeEpisodesRequest(filter=wanted)
     request.heartbeat_interval.FromSeconds(1)
-    call = stubs.episodes.SubscribeEpisodes(request, timeout=WAIT)
+    call: Any = stubs.episodes.SubscribeEpisodes(request, timeout=WAIT)
     assert (await call.read()).started.heartbeat_interval.seconds == 1
-    assert (await call.read()).WhichOneof("message") == "caught_up"
+    assert (await call.read()).WhichOneof("event") == "caught_up"
     await stubs.append(new_episode())
     progress = (await call.read()).progress
     assert (progress.position, progress.head_position) == (1, 1)
@@ -178,7 +179,7 @@ async def test_wishes_are_clamped_and_told(stubs: Stubs) -> None:
     request = pb.SubscribeEpisodesRequest(max_batch_size=100_000)
     request.heartbeat_interval.FromMilliseconds(1)
     request.stall_timeout.FromSeconds(100_000)
-    call = stubs.episodes.SubscribeEpisodes(request, timeout=WAIT)
+    call: Any = stubs.episodes.SubscribeEpisodes(request, timeout=WAIT)
     started = (await call.read()).started
     call.cancel()
     assert started.max_batch_size == 1_000

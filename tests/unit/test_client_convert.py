@@ -175,7 +175,7 @@ def test_beliefs_and_starts_are_one_of_the_kinds_of_the_contract() -> None:
     ):
         message = _convert.expectation_message(expect)
         assert message is not None
-        assert message.WhichOneof("expectation") == name
+        assert message.WhichOneof("state") == name
     for after, point in (
         (hivemem.Start.BEGINNING, "beginning"),
         (hivemem.Start.NOW, "now"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def summary(number: int, text: str) -> SessionSummary:
 
 @st.composite
 def materials(draw: st.DrawFn) -> ResumeMaterial:
-    def numbered(make, most):  # type: ignore[no-untyped-def]
+    def numbered(make: Callable[[int, str], Any], most: int) -> list[Any]:
         return [make(number, text) for number, text in enumerate(draw(st.lists(words, max_size=most)), 1)]
 
     return ResumeMaterial(

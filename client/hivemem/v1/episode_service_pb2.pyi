@@ -147,13 +147,13 @@ class Expectation(_message.Message):
         stream_exists: Global___Expectation.StreamExists | None = ...,
         revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["any", b"any", "expectation", b"expectation", "no_stream", b"no_stream", "revision", b"revision", "stream_exists", b"stream_exists"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["any", b"any", "no_stream", b"no_stream", "revision", b"revision", "state", b"state", "stream_exists", b"stream_exists"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any", b"any", "expectation", b"expectation", "no_stream", b"no_stream", "revision", b"revision", "stream_exists", b"stream_exists"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any", b"any", "no_stream", b"no_stream", "revision", b"revision", "state", b"state", "stream_exists", b"stream_exists"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_expectation: _TypeAlias = _typing.Literal["any", "no_stream", "stream_exists", "revision"]  # noqa: Y015
-    _WhichOneofArgType_expectation: _TypeAlias = _typing.Literal["expectation", b"expectation"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_expectation) -> _WhichOneofReturnType_expectation | None: ...
+    _WhichOneofReturnType_state: _TypeAlias = _typing.Literal["any", "no_stream", "stream_exists", "revision"]  # noqa: Y015
+    _WhichOneofArgType_state: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_state) -> _WhichOneofReturnType_state | None: ...
 
 Global___Expectation: _TypeAlias = Expectation  # noqa: Y015
 
@@ -405,13 +405,13 @@ class AppendEpisodeStreamRequest(_message.Message):
         open: Global___AppendEpisodeStreamRequest.Open | None = ...,
         append: Global___AppendEpisodeStreamRequest.Append | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "message", b"message", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "open", b"open", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "message", b"message", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append", "open", b"open", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "append"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["open", "append"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___AppendEpisodeStreamRequest: _TypeAlias = AppendEpisodeStreamRequest  # noqa: Y015
 
@@ -423,7 +423,7 @@ class AppendEpisodeStreamResponse(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     APPENDED_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Of the append that this answers."""
     @_builtins.property
@@ -431,7 +431,7 @@ class AppendEpisodeStreamResponse(_message.Message):
         """It is durable."""
 
     @_builtins.property
-    def error(self) -> _types_pb2.Error:
+    def failure(self) -> _types_pb2.Failure:
         """It was refused; nothing of it was written."""
 
     def __init__(
@@ -439,13 +439,13 @@ class AppendEpisodeStreamResponse(_message.Message):
         *,
         sequence: _builtins.int = ...,
         appended: Global___AppendEpisodesResponse | None = ...,
-        error: _types_pb2.Error | None = ...,
+        failure: _types_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "failure", b"failure", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "outcome", b"outcome", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "failure", b"failure", "outcome", b"outcome", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["appended", "error"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["appended", "failure"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -547,7 +547,7 @@ class ListEpisodesRequest(_message.Message):
     order: Global___ListOrder.ValueType
     """Direction. Unset: oldest first."""
     page_size: _builtins.int
-    """At most this many; fewer if 4 MiB are reached. Unset: 100. Above 1,000: 1,000."""
+    """At most this many; fewer if 3 MiB are reached. Unset: 100. Above 1,000: 1,000."""
     page_token: _builtins.str
     """From the last response of the same request. Unset: the first page."""
     @_builtins.property
@@ -751,8 +751,11 @@ class SubscribeEpisodesResponse(_message.Message):
 
         RECORDS_FIELD_NUMBER: _builtins.int
         CURSOR_FIELD_NUMBER: _builtins.int
+        POSITION_FIELD_NUMBER: _builtins.int
         cursor: _builtins.bytes
         """Resumes after the last of them."""
+        position: _builtins.int
+        """Everything that matches up to here has been sent."""
         @_builtins.property
         def records(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.LogRecord]:
             """The records, by growing position."""
@@ -762,10 +765,11 @@ class SubscribeEpisodesResponse(_message.Message):
             *,
             records: _abc.Iterable[_types_pb2.LogRecord] | None = ...,
             cursor: _builtins.bytes = ...,
+            position: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "records", b"records"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "position", b"position", "records", b"records"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -921,13 +925,13 @@ class SubscribeEpisodesResponse(_message.Message):
         progress: Global___SubscribeEpisodesResponse.Progress | None = ...,
         going_away: Global___SubscribeEpisodesResponse.GoingAway | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "caught_up", b"caught_up", "fell_behind", b"fell_behind", "going_away", b"going_away", "message", b"message", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "caught_up", b"caught_up", "event", b"event", "fell_behind", b"fell_behind", "going_away", b"going_away", "progress", b"progress", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "caught_up", b"caught_up", "fell_behind", b"fell_behind", "going_away", b"going_away", "message", b"message", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "caught_up", b"caught_up", "event", b"event", "fell_behind", b"fell_behind", "going_away", b"going_away", "progress", b"progress", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["started", "batch", "caught_up", "fell_behind", "progress", "going_away"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "batch", "caught_up", "fell_behind", "progress", "going_away"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___SubscribeEpisodesResponse: _TypeAlias = SubscribeEpisodesResponse  # noqa: Y015
 

@@ -28,7 +28,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from hivemem.v1 import types_pb2 as hivemem_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"hivemem/v1/namespace_service.proto\x12\nhivemem.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16hivemem/v1/types.proto\"V\n\x11RedactionSettings\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05kinds\x18\x02 \x03(\t\x12\x10\n\x08patterns\x18\x03 \x03(\tB\n\n\x08_enabled\"U\n\x11RetentionSettings\x12*\n\x07max_age\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_episodes\x18\x02 \x01(\x03\";\n\rQuotaSettings\x12\x14\n\x0cmax_episodes\x18\x01 \x01(\x03\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\x03\"\xb7\x02\n\x11NamespaceSettings\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x39\n\x06labels\x18\x02 \x03(\x0b\x32).hivemem.v1.NamespaceSettings.LabelsEntry\x12\x15\n\rtext_language\x18\x03 \x01(\t\x12\x30\n\tredaction\x18\x04 \x01(\x0b\x32\x1d.hivemem.v1.RedactionSettings\x12\x30\n\tretention\x18\x05 \x01(\x0b\x32\x1d.hivemem.v1.RetentionSettings\x12(\n\x05quota\x18\x06 \x01(\x0b\x32\x19.hivemem.v1.QuotaSettings\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf3\x01\n\tNamespace\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x03\x12\x15\n\rhead_position\x18\x04 \x01(\x03\x12\x11\n\tlog_epoch\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\\\n\x16\x43reateNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\"T\n\x17\x43reateNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"(\n\x13GetNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"@\n\x14GetNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\">\n\x15ListNamespacesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\\\n\x16ListNamespacesResponse\x12)\n\nnamespaces\x18\x01 \x03(\x0b\x32\x15.hivemem.v1.Namespace\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8d\x01\n\x16UpdateNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\x12/\n\x0bupdate_mask\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"C\n\x17UpdateNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"C\n\x17\x44\x65leteNamespaceResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Operation2\xd2\x03\n\x10NamespaceService\x12Z\n\x0f\x43reateNamespace\x12\".hivemem.v1.CreateNamespaceRequest\x1a#.hivemem.v1.CreateNamespaceResponse\x12Q\n\x0cGetNamespace\x12\x1f.hivemem.v1.GetNamespaceRequest\x1a .hivemem.v1.GetNamespaceResponse\x12W\n\x0eListNamespaces\x12!.hivemem.v1.ListNamespacesRequest\x1a\".hivemem.v1.ListNamespacesResponse\x12Z\n\x0fUpdateNamespace\x12\".hivemem.v1.UpdateNamespaceRequest\x1a#.hivemem.v1.UpdateNamespaceResponse\x12Z\n\x0f\x44\x65leteNamespace\x12\".hivemem.v1.DeleteNamespaceRequest\x1a#.hivemem.v1.DeleteNamespaceResponseBA\n\x0e\x64\x65v.hivemem.v1P\x01Z hivemem.dev/hivemem/v1;hivememv1\xaa\x02\nHivemem.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"hivemem/v1/namespace_service.proto\x12\nhivemem.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16hivemem/v1/types.proto\"V\n\x11RedactionSettings\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05kinds\x18\x02 \x03(\t\x12\x10\n\x08patterns\x18\x03 \x03(\tB\n\n\x08_enabled\"U\n\x11RetentionSettings\x12*\n\x07max_age\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cmax_episodes\x18\x02 \x01(\x03\";\n\rQuotaSettings\x12\x14\n\x0cmax_episodes\x18\x01 \x01(\x03\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\x03\"\xb7\x02\n\x11NamespaceSettings\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x39\n\x06labels\x18\x02 \x03(\x0b\x32).hivemem.v1.NamespaceSettings.LabelsEntry\x12\x15\n\rtext_language\x18\x03 \x01(\t\x12\x30\n\tredaction\x18\x04 \x01(\x0b\x32\x1d.hivemem.v1.RedactionSettings\x12\x30\n\tretention\x18\x05 \x01(\x0b\x32\x1d.hivemem.v1.RetentionSettings\x12(\n\x05quota\x18\x06 \x01(\x0b\x32\x19.hivemem.v1.QuotaSettings\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xee\x01\n\tNamespace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x03\x12\x15\n\rhead_position\x18\x04 \x01(\x03\x12\x11\n\tlog_epoch\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\\\n\x16\x43reateNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\"T\n\x17\x43reateNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"(\n\x13GetNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"@\n\x14GetNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\">\n\x15ListNamespacesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\\\n\x16ListNamespacesResponse\x12)\n\nnamespaces\x18\x01 \x03(\x0b\x32\x15.hivemem.v1.Namespace\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8d\x01\n\x16UpdateNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.hivemem.v1.NamespaceSettings\x12/\n\x0bupdate_mask\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"C\n\x17UpdateNamespaceResponse\x12(\n\tnamespace\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Namespace\"+\n\x16\x44\x65leteNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"C\n\x17\x44\x65leteNamespaceResponse\x12(\n\toperation\x18\x01 \x01(\x0b\x32\x15.hivemem.v1.Operation2\xd2\x03\n\x10NamespaceService\x12Z\n\x0f\x43reateNamespace\x12\".hivemem.v1.CreateNamespaceRequest\x1a#.hivemem.v1.CreateNamespaceResponse\x12Q\n\x0cGetNamespace\x12\x1f.hivemem.v1.GetNamespaceRequest\x1a .hivemem.v1.GetNamespaceResponse\x12W\n\x0eListNamespaces\x12!.hivemem.v1.ListNamespacesRequest\x1a\".hivemem.v1.ListNamespacesResponse\x12Z\n\x0fUpdateNamespace\x12\".hivemem.v1.UpdateNamespaceRequest\x1a#.hivemem.v1.UpdateNamespaceResponse\x12Z\n\x0f\x44\x65leteNamespace\x12\".hivemem.v1.DeleteNamespaceRequest\x1a#.hivemem.v1.DeleteNamespaceResponseBA\n\x0e\x64\x65v.hivemem.v1P\x01Z hivemem.dev/hivemem/v1;hivememv1\xaa\x02\nHivemem.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,27 +49,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NAMESPACESETTINGS_LABELSENTRY']._serialized_start=676
   _globals['_NAMESPACESETTINGS_LABELSENTRY']._serialized_end=721
   _globals['_NAMESPACE']._serialized_start=724
-  _globals['_NAMESPACE']._serialized_end=967
-  _globals['_CREATENAMESPACEREQUEST']._serialized_start=969
-  _globals['_CREATENAMESPACEREQUEST']._serialized_end=1061
-  _globals['_CREATENAMESPACERESPONSE']._serialized_start=1063
-  _globals['_CREATENAMESPACERESPONSE']._serialized_end=1147
-  _globals['_GETNAMESPACEREQUEST']._serialized_start=1149
-  _globals['_GETNAMESPACEREQUEST']._serialized_end=1189
-  _globals['_GETNAMESPACERESPONSE']._serialized_start=1191
-  _globals['_GETNAMESPACERESPONSE']._serialized_end=1255
-  _globals['_LISTNAMESPACESREQUEST']._serialized_start=1257
-  _globals['_LISTNAMESPACESREQUEST']._serialized_end=1319
-  _globals['_LISTNAMESPACESRESPONSE']._serialized_start=1321
-  _globals['_LISTNAMESPACESRESPONSE']._serialized_end=1413
-  _globals['_UPDATENAMESPACEREQUEST']._serialized_start=1416
-  _globals['_UPDATENAMESPACEREQUEST']._serialized_end=1557
-  _globals['_UPDATENAMESPACERESPONSE']._serialized_start=1559
-  _globals['_UPDATENAMESPACERESPONSE']._serialized_end=1626
-  _globals['_DELETENAMESPACEREQUEST']._serialized_start=1628
-  _globals['_DELETENAMESPACEREQUEST']._serialized_end=1671
-  _globals['_DELETENAMESPACERESPONSE']._serialized_start=1673
-  _globals['_DELETENAMESPACERESPONSE']._serialized_end=1740
-  _globals['_NAMESPACESERVICE']._serialized_start=1743
-  _globals['_NAMESPACESERVICE']._serialized_end=2209
+  _globals['_NAMESPACE']._serialized_end=962
+  _globals['_CREATENAMESPACEREQUEST']._serialized_start=964
+  _globals['_CREATENAMESPACEREQUEST']._serialized_end=1056
+  _globals['_CREATENAMESPACERESPONSE']._serialized_start=1058
+  _globals['_CREATENAMESPACERESPONSE']._serialized_end=1142
+  _globals['_GETNAMESPACEREQUEST']._serialized_start=1144
+  _globals['_GETNAMESPACEREQUEST']._serialized_end=1184
+  _globals['_GETNAMESPACERESPONSE']._serialized_start=1186
+  _globals['_GETNAMESPACERESPONSE']._serialized_end=1250
+  _globals['_LISTNAMESPACESREQUEST']._serialized_start=1252
+  _globals['_LISTNAMESPACESREQUEST']._serialized_end=1314
+  _globals['_LISTNAMESPACESRESPONSE']._serialized_start=1316
+  _globals['_LISTNAMESPACESRESPONSE']._serialized_end=1408
+  _globals['_UPDATENAMESPACEREQUEST']._serialized_start=1411
+  _globals['_UPDATENAMESPACEREQUEST']._serialized_end=1552
+  _globals['_UPDATENAMESPACERESPONSE']._serialized_start=1554
+  _globals['_UPDATENAMESPACERESPONSE']._serialized_end=1621
+  _globals['_DELETENAMESPACEREQUEST']._serialized_start=1623
+  _globals['_DELETENAMESPACEREQUEST']._serialized_end=1666
+  _globals['_DELETENAMESPACERESPONSE']._serialized_start=1668
+  _globals['_DELETENAMESPACERESPONSE']._serialized_end=1735
+  _globals['_NAMESPACESERVICE']._serialized_start=1738
+  _globals['_NAMESPACESERVICE']._serialized_end=2204
 # @@protoc_insertion_point(module_scope)

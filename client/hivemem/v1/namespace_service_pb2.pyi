@@ -190,15 +190,15 @@ class Namespace(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     HEAD_POSITION_FIELD_NUMBER: _builtins.int
     LOG_EPOCH_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
-    namespace: _builtins.str
-    """Its name."""
+    name: _builtins.str
+    """Its name, as it stands in the field `namespace` elsewhere."""
     first_position: _builtins.int
     """First position that can be read. One above the head while the log is empty."""
     head_position: _builtins.int
@@ -220,7 +220,7 @@ class Namespace(_message.Message):
     def __init__(
         self,
         *,
-        namespace: _builtins.str = ...,
+        name: _builtins.str = ...,
         settings: Global___NamespaceSettings | None = ...,
         first_position: _builtins.int = ...,
         head_position: _builtins.int = ...,
@@ -230,7 +230,7 @@ class Namespace(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "first_position", b"first_position", "head_position", b"head_position", "log_epoch", b"log_epoch", "namespace", b"namespace", "settings", b"settings", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "first_position", b"first_position", "head_position", b"head_position", "log_epoch", b"log_epoch", "name", b"name", "settings", b"settings", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,8 @@ class _ShortfallEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Shortfall.V
     """Episodes above `indexed_position` were found by their words only."""
     SHORTFALL_EMBEDDER_UNAVAILABLE: _Shortfall.ValueType  # 4
     """The embedder did not answer: words alone decided."""
+    SHORTFALL_RESPONSE_SIZE: _Shortfall.ValueType  # 5
+    """The last hits were left out to keep the answer below 4 MiB."""
 
 class Shortfall(_Shortfall, metaclass=_ShortfallEnumTypeWrapper):
     """Why there may be fewer or poorer hits than asked for."""
@@ -53,6 +55,8 @@ SHORTFALL_INDEX_BEHIND: Shortfall.ValueType  # 3
 """Episodes above `indexed_position` were found by their words only."""
 SHORTFALL_EMBEDDER_UNAVAILABLE: Shortfall.ValueType  # 4
 """The embedder did not answer: words alone decided."""
+SHORTFALL_RESPONSE_SIZE: Shortfall.ValueType  # 5
+"""The last hits were left out to keep the answer below 4 MiB."""
 Global___Shortfall: _TypeAlias = Shortfall  # noqa: Y015
 
 @_typing.final

@@ -351,7 +351,7 @@ class ListSessionsRequest(_message.Message):
     state: Global___SessionState.ValueType
     """In this state. Unset: in any."""
     page_size: _builtins.int
-    """At most this many. Unset: 100. Above 1,000: 1,000."""
+    """At most this many; fewer if 3 MiB are reached. Unset: 100. Above 1,000: 1,000."""
     page_token: _builtins.str
     """From the last response of the same request. Unset: the first page."""
     @_builtins.property
@@ -960,7 +960,9 @@ class ResumeSessionResponse(_message.Message):
 
     @_builtins.property
     def omitted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Omission]:
-        """What was left out of `messages` to stay within `max_tokens`, and of the lists above at their limits."""
+        """What was left out of `messages` to stay within `max_tokens`, and of the lists above at their limits: each has at
+        most 512 KiB.
+        """
 
     def __init__(
         self,

@@ -345,7 +345,7 @@ class ListThreadsRequest(_message.Message):
     order: Global___ThreadOrder.ValueType
     """Order. Unset: oldest first."""
     page_size: _builtins.int
-    """At most this many. Unset: 100. Above 1,000: 1,000."""
+    """At most this many; fewer if 3 MiB are reached. Unset: 100. Above 1,000: 1,000."""
     page_token: _builtins.str
     """From the last response of the same request. Unset: the first page."""
     @_builtins.property

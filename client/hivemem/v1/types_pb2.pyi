@@ -5,8 +5,9 @@ Shapes that several services share.
 
 Conventions: ids chosen by users (namespace, session_id, agent_id, user_id, thread_id, decision_id, plan_id, cursor
 names, fact keys) have 1 to 128 characters of `A-Za-z0-9-_.:@/`. Positions, revisions, versions and fences are dense
-or growing int64 from 1, and 0 means unset. Text is UTF-8 without NUL characters. Sizes of text are bytes of UTF-8.
-An unset `namespace` means `default`. Messages have at most 8 MiB in both directions.
+or growing int64 from 1, and 0 means unset. Times are kept to the microsecond; what is finer is cut off. Text is UTF-8
+without NUL characters. Sizes of text are bytes of UTF-8. An unset `namespace` means `default`. The server takes
+messages of at most 8 MiB and sends none above 4 MiB.
 """
 
 from collections import abc as _abc
@@ -230,13 +231,13 @@ class AttributeValue(_message.Message):
         double_value: _builtins.float = ...,
         bool_value: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "string_value", b"string_value", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "string_value", b"string_value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "string_value", b"string_value", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "string_value", b"string_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["string_value", "int_value", "double_value", "bool_value"]  # noqa: Y015
-    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["string_value", "int_value", "double_value", "bool_value"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AttributeValue: _TypeAlias = AttributeValue  # noqa: Y015
 
@@ -1137,8 +1138,8 @@ class FieldViolation(_message.Message):
 Global___FieldViolation: _TypeAlias = FieldViolation  # noqa: Y015
 
 @_typing.final
-class Error(_message.Message):
-    """An error inside a stream, of the same content as a status with its details."""
+class Failure(_message.Message):
+    """Why a part of a stream, or long work, failed: of the same content as a status with its details."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1198,7 +1199,7 @@ class Error(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Error: _TypeAlias = Error  # noqa: Y015
+Global___Failure: _TypeAlias = Failure  # noqa: Y015
 
 @_typing.final
 class Vector(_message.Message):
@@ -1238,12 +1239,12 @@ class Operation(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    DONE_FIELD_NUMBER: _builtins.int
-    TOTAL_FIELD_NUMBER: _builtins.int
+    DONE_COUNT_FIELD_NUMBER: _builtins.int
+    TOTAL_COUNT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     operation_id: _builtins.str
     """Unique in the server."""
     namespace: _builtins.str
@@ -1252,9 +1253,9 @@ class Operation(_message.Message):
     """The method that asked for it: `DeleteSession`."""
     state: Global___OperationState.ValueType
     """State now."""
-    done: _builtins.int
+    done_count: _builtins.int
     """Units of work done."""
-    total: _builtins.int
+    total_count: _builtins.int
     """Units of work in all. 0: not known yet."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -1269,7 +1270,7 @@ class Operation(_message.Message):
         """When it ended. Unset: it has not."""
 
     @_builtins.property
-    def error(self) -> Global___Error:
+    def failure(self) -> Global___Failure:
         """Why it failed. Unset: it has not."""
 
     def __init__(
@@ -1279,16 +1280,16 @@ class Operation(_message.Message):
         namespace: _builtins.str = ...,
         method: _builtins.str = ...,
         state: Global___OperationState.ValueType = ...,
-        done: _builtins.int = ...,
-        total: _builtins.int = ...,
+        done_count: _builtins.int = ...,
+        total_count: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
-        error: Global___Error | None = ...,
+        failure: Global___Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "done", b"done", "end_time", b"end_time", "error", b"error", "method", b"method", "namespace", b"namespace", "operation_id", b"operation_id", "state", b"state", "total", b"total", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "done_count", b"done_count", "end_time", b"end_time", "failure", b"failure", "method", b"method", "namespace", b"namespace", "operation_id", b"operation_id", "state", b"state", "total_count", b"total_count", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,8 +5,9 @@ Shapes that several services share.
 
 Conventions: ids chosen by users (namespace, session_id, agent_id, user_id, thread_id, decision_id, plan_id, cursor
 names, fact keys) have 1 to 128 characters of `A-Za-z0-9-_.:@/`. Positions, revisions, versions and fences are dense
-or growing int64 from 1, and 0 means unset. Text is UTF-8 without NUL characters. Sizes of text are bytes of UTF-8.
-An unset `namespace` means `default`. Messages have at most 8 MiB in both directions.
+or growing int64 from 1, and 0 means unset. Times are kept to the microsecond; what is finer is cut off. Text is UTF-8
+without NUL characters. Sizes of text are bytes of UTF-8. An unset `namespace` means `default`. The server takes
+messages of at most 8 MiB and sends none above 4 MiB.
 """
 
 from collections import abc as _abc

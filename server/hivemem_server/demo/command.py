@@ -71,8 +71,15 @@ def _performed(reading: folder.Reading, data_dir: Path | None, pace: float, scre
 async def _interruptible(play: stage.Play, screen: Screen) -> Stored:
     """The demo until its end or a signal. A second signal does not disturb the clearing away that follows the first."""
     performing = asyncio.ensure_future(stage.perform(play, screen))
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            performing.cancel()
+
     for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, performing.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
     try:
         return await performing
     except asyncio.CancelledError:

@@ -19,6 +19,7 @@ _NUMBERING = re.compile(r"^\s*(?:\d+(?:\.\d+)*|[A-Z])[.)]\s+|\s*\([^()]*\)\s*$")
 class Source(StrEnum):
     """What of the findings a section is made of."""
 
+    LEADS = "leads"
     SUMMARIES = "summaries"
     DECISIONS = "decisions"
     OPEN_POINTS = "open-points"
@@ -36,7 +37,7 @@ def outline(findings: Sequence[hivemem.Episode]) -> list[Section]:
     """The sections that the findings call for, at least one."""
     terms = condense.key_terms((finding.summary for finding in findings), most=_MOST_TERMS)
     overview = ", ".join(terms[:_OVERVIEW_TERMS]) or "what was found"
-    sections = [Section(title=f"Overview: {overview}", source=Source.SUMMARIES)]
+    sections = [Section(title=f"Overview: {overview}", source=Source.LEADS)]
     sections += [Section(title=topic, source=Source.SUMMARIES) for topic in _topics(findings, terms)]
     if any(finding.decisions for finding in findings):
         sections.append(Section(title="Rules and decisions", source=Source.DECISIONS))

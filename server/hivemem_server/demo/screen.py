@@ -116,7 +116,7 @@ class Screen:
     def episode(self, episode: hivemem.Episode) -> None:
         """Shows an episode that has just been delivered."""
         self._written[episode.agent_id] += 1
-        what = str(episode.attributes.get("file", episode.kind))
+        what = str(episode.attributes.get("file", episode.kind)).rpartition("/")[2]
         self._short(
             (f"{episode.position:>4}  ", "bold"),
             (f"{episode.agent_id} #{episode.revision:<3}", _COLOURS.get(episode.agent_id, "")),
@@ -149,9 +149,7 @@ class Screen:
         """Shows what a new process was given to go on with."""
         title = f"what process {pid} gets from ResumeSession (about {message['tokens']} tokens)"
         if self.is_watched:
-            body = Text("\n").join(
-                _text((f"{one['role']}: ", "bold"), one["content"]) for one in message["messages"]
-            )
+            body = Text("\n").join(_text((f"{one['role']}: ", "bold"), one["content"]) for one in message["messages"])
             self._console.print(Panel(body, title=title, title_align="left", border_style="blue"))
         else:
             self._line(title)

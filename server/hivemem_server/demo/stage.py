@@ -73,8 +73,9 @@ async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    for task in done:
-        task.result()
+    failures = [task.exception() for task in sorted(tasks, key=lambda task: task not in done) if not task.cancelled()]
+    for failure in filter(None, failures):
+        raise failure
 
 
 class _Scene:

@@ -118,7 +118,7 @@ class _Writer:
     async def _statements(self, thread: hivemem.Thread, said: set[str]) -> list[Statement]:
         source = Source(thread.tags[0])
         findings = [hit.episode for hit in await self._search(thread.text)]
-        if source is not Source.SUMMARIES:  # the words of a rule need not be those of the title
+        if source in (Source.DECISIONS, Source.OPEN_POINTS):  # the words of a rule need not be those of the title
             findings += [e async for e in self._session.episodes(kinds=[FINDING]) if e not in findings]
         notes = [note for finding in findings if (note := _note(finding, source)).sentences]
         return await self._voice.section(thread.text, notes[:_NOTES], said)
@@ -167,7 +167,8 @@ def _note(episode: hivemem.Episode, source: Source) -> Note:
         return Note(position=episode.position, sentences=[decision.text for decision in episode.decisions])
     if source is Source.OPEN_POINTS:
         return Note(position=episode.position, sentences=[thread.text for thread in episode.open_threads])
-    return Note(position=episode.position, sentences=condense.split(episode.summary) or [episode.summary])
+    sentences = condense.split(episode.summary) or [episode.summary]
+    return Note(position=episode.position, sentences=sentences[:1] if source is Source.LEADS else sentences)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Shortfall(enum.IntEnum):
     MIN_SCORE = 2
     INDEX_BEHIND = 3
     EMBEDDER_UNAVAILABLE = 4
+    RESPONSE_SIZE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

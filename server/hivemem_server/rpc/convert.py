@@ -65,7 +65,7 @@ def attributes_from(given: Mapping[str, pb.AttributeValue]) -> Attributes:
 
 def attribute_from(given: pb.AttributeValue) -> AttributeValue | None:
     """One typed value; None if none is set."""
-    name = given.WhichOneof("value")
+    name = given.WhichOneof("kind")
     if name is None:
         return None
     value: AttributeValue = getattr(given, name)

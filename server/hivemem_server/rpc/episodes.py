@@ -18,6 +18,7 @@ from hivemem_server.domain.values import (
     AppendOutcome,
     Episode,
     Expectation,
+    LogRecord,
     Namespace,
     NewEpisode,
     Point,
@@ -179,7 +180,7 @@ def _append_from(request: pb.AppendEpisodesRequest) -> Append:
 
 
 def _expectation_from(found: Violations, given: pb.Expectation) -> Expectation:
-    match given.WhichOneof("expectation"):
+    match given.WhichOneof("state"):
         case "no_stream":
             return Expectation(state=StreamState.NO_STREAM)
         case "stream_exists":
@@ -280,19 +281,20 @@ def _event_messages(namespace: Namespace, event: events.Event) -> list[pb.Subscr
 
 
 def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpisodesResponse]:
-    """The records in messages of bounded size, each with the cursor after its last record."""
+    """The records in messages of bounded size; each has the cursor after its last record, the last that of the event."""
+    left = [convert.record(record) for record in event.records]
     made: list[pb.SubscribeEpisodesResponse] = []
-    batch, size = pb.SubscribeEpisodesResponse.Batch(), 0
-    for index, record in enumerate(event.records):
-        message = convert.record(record)
-        size += message.ByteSize()
-        batch.records.append(message)
-        last = index + 1 == len(event.records)
-        if last or size > limits.PAGE_BYTES:
-            content = record.content
-            here = content.episode_id if isinstance(content, Episode) else NIL
-            point = event.point if last else Point(position=record.position, record_id=here or NIL)
-            batch.cursor = encode_cursor(namespace, point)
-            made.append(pb.SubscribeEpisodesResponse(batch=batch))
-            batch, size = pb.SubscribeEpisodesResponse.Batch(), 0
+    while left:
+        records = fitting(left)
+        left = left[len(records) :]
+        point = event.point if not left else _point_of(event.records[-len(left) - 1])
+        batch = pb.SubscribeEpisodesResponse.Batch(
+            records=records, cursor=encode_cursor(namespace, point), position=point.position
+        )
+        made.append(pb.SubscribeEpisodesResponse(batch=batch))
     return made
+
+
+def _point_of(record: LogRecord) -> Point:
+    content = record.content
+    return Point(position=record.position, record_id=content.episode_id if isinstance(content, Episode) else NIL)

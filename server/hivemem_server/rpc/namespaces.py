@@ -85,8 +85,8 @@ class NamespaceServicer:
             namespace=request.namespace,
             method="DeleteNamespace",
             state=types_pb2.OPERATION_STATE_SUCCEEDED,
-            done=removed,
-            total=removed,
+            done_count=removed,
+            total_count=removed,
         )
         return pb.DeleteNamespaceResponse(operation=operation)
 
@@ -107,7 +107,7 @@ def message(namespace: Namespace) -> pb.Namespace:
     """A namespace as a message."""
     settings = namespace.settings
     return pb.Namespace(
-        namespace=namespace.name,
+        name=namespace.name,
         settings=pb.NamespaceSettings(
             description=settings.description, labels=settings.labels, text_language=settings.text_language
         ),

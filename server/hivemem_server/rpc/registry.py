@@ -131,9 +131,9 @@ def _refused(method: MethodDescriptor) -> Callable[[Any, Context], Awaitable[Non
 async def _write(context: Context, response: Outgoing) -> None:
     """Writes, or gives the reader up when it takes nothing for too long. Never cancels a write: gRPC would leak it."""
     write = asyncio.ensure_future(context.write(response.message))
+    write.add_done_callback(_retrieved)  # it may fail when nobody waits for it any more
     done, _ = await asyncio.wait({write}, timeout=response.stall_seconds)
     if not done:
-        write.add_done_callback(_ignore)
         raise SlowConsumer(
             f"nothing was read for {response.stall_seconds:g} s: resume from the last cursor",
             stall_seconds=f"{response.stall_seconds:g}",
@@ -141,7 +141,7 @@ async def _write(context: Context, response: Outgoing) -> None:
     write.result()
 
 
-def _ignore(write: asyncio.Future[None]) -> None:
+def _retrieved(write: asyncio.Future[None]) -> None:
     if not write.cancelled():
         write.exception()
 

@@ -11,7 +11,7 @@ from hivemem_server.domain.embedder import EmbedderSlot
 from hivemem_server.domain.errors import ModelUnknown, NotImplementedYet
 from hivemem_server.domain.ports import NamespaceStore
 from hivemem_server.domain.ranking import Hit, Weights
-from hivemem_server.domain.search import Search, SearchQuery
+from hivemem_server.domain.search import Search, SearchQuery, Shortfall
 from hivemem_server.domain.snippets import snippet
 from hivemem_server.domain.validation import Violations, check_filter
 from hivemem_server.rpc import convert
@@ -37,12 +37,14 @@ class SearchServicer:
         self._check_model(request.vector.model if request.WhichOneof("query") == "vector" else request.model)
         namespace = await self._namespaces.resolve(name)
         result = await self._search.episodes(namespace, query, wait_seconds=WAIT_SECONDS)
+        hits = fitting([_hit(hit, query.text, explain=request.explain) for hit in result.hits])
+        cut = [Shortfall.RESPONSE_SIZE] if len(hits) < len(result.hits) else []
         return pb.SearchEpisodesResponse(
-            hits=fitting([_hit(hit, query.text, explain=request.explain) for hit in result.hits]),
+            hits=hits,
             indexed_position=result.indexed_position,
             head_position=result.head,
             model=result.model,
-            shortfalls=[pb.Shortfall.ValueType(int(reason)) for reason in result.shortfalls],
+            shortfalls=[pb.Shortfall.ValueType(int(reason)) for reason in (*result.shortfalls, *cut)],
         )
 
     def _check_model(self, wanted: str) -> None:

@@ -10,7 +10,14 @@ from hivemem.v1 import session_service_pb2 as pb
 from hivemem_server.domain import limits
 from hivemem_server.domain.filters import SessionFilter
 from hivemem_server.domain.ports import LogStore, NamespaceStore, ResumeStore, SessionStore
-from hivemem_server.domain.resume import AgentSeen, ResumeMaterial, ResumeMessages, ResumeTarget, build_messages
+from hivemem_server.domain.resume import (
+    AgentSeen,
+    ResumeMaterial,
+    ResumeMessages,
+    ResumeTarget,
+    SessionSummary,
+    build_messages,
+)
 from hivemem_server.domain.validation import Violations, check_labels, check_session, check_session_filter, page_size
 from hivemem_server.domain.values import Namespace, Session, SessionState, StandingDecision
 from hivemem_server.log.cursors import decode_cursor, encode_cursor, verified
@@ -173,16 +180,19 @@ def _resumed(namespace: Namespace, material: ResumeMaterial, built: ResumeMessag
     episodes = fitting([convert.episode(one) for one in reversed(material.episodes)], limits.SECTION_BYTES)[::-1]
     decisions = fitting([_standing(one) for one in reversed(material.decisions)], limits.SECTION_BYTES)[::-1]
     open_threads = fitting([threads.message(one) for one in material.open_threads], limits.SECTION_BYTES)
+    summaries = fitting([_summary(one) for one in material.summaries], limits.SECTION_BYTES)
     cut = {
         "episodes": len(material.episodes) - len(episodes),
         "decisions": len(material.decisions) - len(decisions),
         "open_threads": len(material.open_threads) - len(open_threads),
+        "summaries": len(material.summaries) - len(summaries),
     }
     response = pb.ResumeSessionResponse(
         continued_sessions=[message(namespace.name, session) for session in material.continued_sessions],
         episodes=episodes,
         decisions=decisions,
         open_threads=open_threads,
+        summaries=summaries,
         agents=map(_agent, material.agents),
         messages=[
             pb.ResumeMessage(role=pb.MessageRole.ValueType(int(one.role)), content=one.content)
@@ -208,14 +218,16 @@ def _add_plans(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> 
             total_steps=plan.total_steps,
             resolved_steps=plan.resolved_steps,
         )
-    for summary in material.summaries:
-        response.summaries.add(
-            session_id=summary.session_id,
-            goal=summary.goal,
-            summary=summary.summary,
-            position=summary.position,
-            time=convert.stamp(summary.time),
-        )
+
+
+def _summary(value: SessionSummary) -> pb.SessionSummary:
+    return pb.SessionSummary(
+        session_id=value.session_id,
+        goal=value.goal,
+        summary=value.summary,
+        position=value.position,
+        time=convert.stamp(value.time),
+    )
 
 
 def _add_away(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> None:

@@ -55,13 +55,13 @@ export class Memory {
   }
 
   /** Messages of a subscription; leaving the loop ends the call. */
-  async *subscribe(request: SubscribeEpisodesRequest): AsyncGenerator<NonNullable<SubscribeEpisodesResponse["message"]>> {
+  async *subscribe(request: SubscribeEpisodesRequest): AsyncGenerator<NonNullable<SubscribeEpisodesResponse["event"]>> {
     const stream: ClientReadableStream<SubscribeEpisodesResponse> = this.#episodes.subscribeEpisodes(request, {
       deadline: Date.now() + STREAM_MS,
     });
     try {
       for await (const response of stream as AsyncIterable<SubscribeEpisodesResponse>) {
-        if (response.message !== undefined) yield response.message; // unset: a kind that these stubs do not know
+        if (response.event !== undefined) yield response.event; // unset: a kind that these stubs do not know
       }
     } finally {
       stream.on("error", () => undefined); // what ending the call says is no news

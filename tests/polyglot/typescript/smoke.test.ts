@@ -32,7 +32,7 @@ test("an append answers with places in the order, and the same answer when it is
   const request = AppendEpisodesRequest.create({
     sessionId: await newSession(),
     agentId: "researcher",
-    expectation: { expectation: { $case: "noStream", value: {} } },
+    expectation: { state: { $case: "noStream", value: {} } },
     episodes: [
       {
         episodeId: randomUUID(),
@@ -59,11 +59,11 @@ test("an append answers with places in the order, and the same answer when it is
 test("whole numbers above 2^53, times and typed attributes come back as they were sent", limits, async () => {
   const sessionId = await newSession();
   const attributes: Record<string, AttributeValue> = {
-    count: { value: { $case: "intValue", value: BEYOND_NUMBER } },
-    debt: { value: { $case: "intValue", value: -BEYOND_NUMBER } },
-    share: { value: { $case: "doubleValue", value: 0.1 } },
-    source: { value: { $case: "stringValue", value: "«Preisliste» № 4 🐝" } },
-    checked: { value: { $case: "boolValue", value: false } },
+    count: { kind: { $case: "intValue", value: BEYOND_NUMBER } },
+    debt: { kind: { $case: "intValue", value: -BEYOND_NUMBER } },
+    share: { kind: { $case: "doubleValue", value: 0.1 } },
+    source: { kind: { $case: "stringValue", value: "«Preisliste» № 4 🐝" } },
+    checked: { kind: { $case: "boolValue", value: false } },
   };
   const eventTime = { seconds: 1_750_000_000n, nanos: 123_456_000 };
   await append(sessionId, "researcher", { summary: "typed", turn: BEYOND_NUMBER, attributes, eventTime });

@@ -1,0 +1,217 @@
+"""Following the log: an iterator that finds its way back after every lost stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hivemem import _convert
+from hivemem._backoff import Backoff
+from hivemem._errors import Closed, HivememError, SlowConsumer, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from hivemem._channel import Connection, Stream
+    from hivemem._models import Episode, LogRecord
+    from hivemem.v1.episode_service_pb2 import SubscribeEpisodesRequest, SubscribeEpisodesResponse
+    from hivemem.v1.types_pb2 import LogRecord as LogRecordMessage
+
+_logger = logging.getLogger("hivemem")
+
+# A stream that sends nothing for this many heartbeat intervals is dead.
+_MISSED_HEARTBEATS = 3
+
+
+class Subscription:
+    """Episodes as they come, in log order: an async iterator, and an async context manager that ends it.
+
+        async with session.subscribe(after=cursor) as stream:
+            async for episode in stream: …
+
+    It ends when it is closed, or with an error that trying again does not mend. A server that goes away, a
+    lost connection or a stream that falls silent is none: it connects again, for as long as it takes, and
+    goes on without loss or repeat. It reads as fast as it is iterated over and holds one batch; take as much
+    time as you like for an episode. `asyncio.timeout` around it is fine: iterate again, and nothing is lost.
+
+    One task at a time may iterate over it. Leaving the loop with `break` keeps it open for more; it ends when
+    it is closed, when its client is closed, or when nothing refers to it any more.
+    """
+
+    def __init__(self, connection: Connection, request: SubscribeEpisodesRequest) -> None:
+        self._connection = connection
+        self._request = request
+        self._stream: Stream[SubscribeEpisodesResponse] | None = None
+        self._backoff = Backoff()
+        self._pause = 0.0
+        self._batch: Iterator[LogRecordMessage] = iter(())
+        self._batch_cursor: bytes | None = None
+        self._cursor: bytes | None = None
+        self._given = 0
+        self._position = 0
+        self._caught_up = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def position(self) -> int:
+        """Everything that matches up to this position has been given out and finished with.
+
+        An episode counts as finished with when the next one is asked for. 0: not known yet.
+        """
+        return self._position
+
+    @property
+    def cursor(self) -> bytes | None:
+        """Resumes a later subscription, also one with another filter, here or in another process.
+
+        It never points past an episode that is not finished with, so that nothing is lost. It moves by whole
+        batches: who starts from it may be given again some of the last one, up to `position`.
+        None: not known yet.
+        """
+        return self._cursor
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that was there has been given out, and what follows is live."""
+        return self._caught_up.is_set() and not self._ended.is_set()
+
+    async def wait_caught_up(self) -> None:
+        """Waits until the subscription has caught up, while another task iterates over it.
+
+        Raises Closed if it ends before that.
+        """
+        await self._caught_up.wait()
+        if self._ended.is_set():
+            raise Closed("this subscription has ended")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the subscription at once; an iteration under way in another task ends normally."""
+        self._end()
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._caught_up.set()
+
+    def __del__(self) -> None:
+        # Whoever leaves an `async for` with `break` and forgets the subscription leaves no call behind.
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Episode:
+        while (record := await self._next()) is not None:
+            if record.HasField("episode"):
+                return _convert.episode(record.episode)
+        raise StopAsyncIteration
+
+    async def records(self) -> AsyncIterator[LogRecord]:
+        """Iterates over the same subscription by log records, of all the kinds that it asks for."""
+        while (message := await self._next()) is not None:
+            if (record := _convert.log_record(message)) is not None:
+                yield record
+
+    async def _next(self) -> LogRecordMessage | None:
+        """The next record, None at the end. Whoever asks for it has finished with the one before."""
+        self._position = max(self._position, self._given)
+        while True:
+            for record in self._batch:
+                if record.position > self._given:
+                    self._given = record.position
+                    return record
+            self._cursor = self._batch_cursor
+            message = await self._message()
+            if message is None:
+                return None
+            self._take(message)
+
+    async def _message(self) -> SubscribeEpisodesResponse | None:
+        """The next message, from as many streams as it takes; None at the end."""
+        while not self._ended.is_set():
+            try:
+                message = await self._read()
+            except Closed:
+                break
+            except (Unavailable, SlowConsumer) as error:
+                self._lose_stream(str(error), error.retry_delay)
+            except HivememError:
+                self._end()
+                raise
+            else:
+                if message is not None:
+                    return message
+                self._lose_stream("the server ended the stream", None)
+        self._end()
+        return None
+
+    async def _read(self) -> SubscribeEpisodesResponse | None:
+        if self._stream is None:
+            await self._rest()
+            self._stream = self._connection.subscribe(self._request)
+        return await self._stream.read()
+
+    async def _rest(self) -> None:
+        """Sleeps between two streams, unless the subscription is closed meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause):
+                await self._ended.wait()
+        if self._ended.is_set():
+            raise Closed("this subscription is closed")
+
+    def _lose_stream(self, reason: str, retry_delay: float | None) -> None:
+        """Lets go of the stream; the next one goes on where it stopped."""
+        if self._stream is not None:
+            self._stream.cancel()
+        self._stream = None
+        self._caught_up.clear()
+        self._pause = self._backoff.next(retry_delay)
+        if self._cursor is not None:
+            self._request.start.cursor = self._cursor
+        _logger.info("subscription connects again in %.1f s: %s", self._pause, reason)
+
+    def _take(self, message: SubscribeEpisodesResponse) -> None:
+        """Takes note of a message. When it is read, all records before it are finished with."""
+        kind = message.WhichOneof("event")
+        if kind == "batch":
+            self._batch = iter(message.batch.records)
+            self._batch_cursor = message.batch.cursor
+        elif kind is not None:
+            self._note_progress(getattr(message, kind))
+        if kind == "started":
+            self._note_start(message.started)
+        elif kind == "caught_up":
+            self._caught_up.set()
+        elif kind == "fell_behind":
+            self._caught_up.clear()
+        elif kind == "going_away":
+            self._follow(message.going_away)
+        if kind != "started":
+            self._backoff.reset()
+
+    def _note_progress(self, message: Any) -> None:
+        self._cursor = self._batch_cursor = message.cursor
+        self._position = max(self._position, message.position)
+
+    def _note_start(self, started: SubscribeEpisodesResponse.Started) -> None:
+        if self._stream is not None:
+            heartbeat = _convert.duration(started.heartbeat_interval).total_seconds()
+            self._stream.silence = heartbeat * _MISSED_HEARTBEATS
+
+    def _follow(self, going_away: SubscribeEpisodesResponse.GoingAway) -> None:
+        delay = _convert.duration(going_away.retry_delay).total_seconds()
+        self._lose_stream("the server is going away", delay)
