@@ -4,10 +4,19 @@ fix_postgres       a real PostgreSQL for the run, a fresh migrated database for 
 fix_server         servers: in this process for most tests, as processes of their own for those that kill them
 fix_stubs          raw stubs, for what the client would not send
 fix_proxy          a TCP proxy that cuts, pauses and refuses connections
+fix_scripted       a gRPC server that plays a script
 fix_openai_server  an HTTP server that speaks the OpenAI API, well or badly
 fix_data           the data folder given by HIVEMEM_TEST_DATA
 """
 
 from __future__ import annotations
 
-pytest_plugins = ["fix_postgres", "fix_server", "fix_stubs", "fix_proxy", "fix_openai_server", "fix_data"]
+pytest_plugins = [
+    "fix_postgres",
+    "fix_server",
+    "fix_stubs",
+    "fix_proxy",
+    "fix_scripted",
+    "fix_openai_server",
+    "fix_data",
+]

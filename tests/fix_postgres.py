@@ -1,6 +1,7 @@
 """A real PostgreSQL for the whole run, and a fresh database with the schema for each test that asks for one.
 
-HIVEMEM_TEST_DATABASE_URL names a server to use instead of an embedded one; its user must be allowed to create databases.
+HIVEMEM_TEST_DATABASE_URL names a server to use instead of an embedded one; its user must be allowed to create
+databases.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 import pytest_asyncio
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
-
 from hivemem_server.postgres import schema
 from hivemem_server.postgres.embedded import EmbeddedPostgres
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 # The run's database dies with the run, so it need not survive a power cut.
 FAST = {"fsync": "off", "synchronous_commit": "on", "full_page_writes": "off", "max_connections": "300"}

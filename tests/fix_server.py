@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import pytest_asyncio
-from pydantic import SecretStr
-
 import hivemem
+import pytest_asyncio
 from hivemem_server.bootstrap import Running, running_server
 from hivemem_server.settings import EmbedderKind, Settings
+from pydantic import SecretStr
 
 START_SECONDS = 60.0
 LISTENS = re.compile(r"listens on (\S+)")

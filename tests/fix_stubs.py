@@ -11,7 +11,6 @@ import grpc
 import pytest_asyncio
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-
 from hivemem.v1 import admin_service_pb2_grpc as admin
 from hivemem.v1 import agent_service_pb2_grpc as agents
 from hivemem.v1 import episode_service_pb2 as episode_service

@@ -11,7 +11,7 @@ Everything that may be used is listed here; modules whose names begin with `_` m
 
 from __future__ import annotations
 
-import hivemem._quiet  # noqa: F401, I001 - before grpc
+import hivemem._quiet  # noqa: F401 - before grpc
 from hivemem._client import Client
 from hivemem._errors import (
     AlreadyExists,

@@ -8,10 +8,9 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import hivemem
 import pytest
 from fix_server import ServerProcess, StartServer
-
-import hivemem
 
 WRITER = Path(__file__).parent / "writer.py"
 WRITERS = 8
@@ -52,7 +51,7 @@ async def _write(addresses: Sequence[str], agent_id: str, count: int, acknowledg
 
 
 async def _read(addresses: Sequence[str], total: int) -> list[str]:
-    """Ids in the order in which a reader is given them, from the beginning, moving to the next server when one is gone."""
+    """Ids in the order in which a reader is given them; it moves to the next server when one is gone."""
     seen: list[str] = []
     position = 0
     for address in (*addresses, *addresses):

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hivemem
+import pytest
 from fix_openai_server import OpenAIServer, Status
 from fix_server import StartServer
 
@@ -32,14 +31,17 @@ the harbour. We use paper for the log instead of a database. Fog signals on the 
 A pilot boards every ship that is longer than forty metres. The pilot must never leave the bridge during the passage.
 Two pilots share one boat, which the harbour office pays for.
 """,
-    "rules/moorings.txt": """Moorings are given out by the harbour office in the order of arrival. A mooring must be paid
-before noon. Who repairs the moorings of the south pier is an open question for the council of the harbour.""",
-    "crane.py": '''"""The crane lifts cargo from the ships to the pier and back, and it is inspected once a year by the office."""
+    "rules/moorings.txt": """Moorings are given out by the harbour office in the order of arrival. A mooring must be
+paid before noon. Who repairs the moorings of the south pier is an open question for the council of the harbour.""",
+    "crane.py": '''"""The crane lifts cargo from the ships to the pier and back.
+
+It is inspected by the harbour office once a year, and it has not been tested in a storm."""
 
 def lift(cargo):
     """Lifts cargo; a load above nine tonnes is refused, because the pier must not carry more than that."""
 ''',
-    "radio.proto": """// Radio messages of ships that are about to arrive. Each message names the ship, its length and its pilot.
+    "radio.proto": """// Radio messages of ships that are about to arrive. Each message names the ship, its length
+// and its pilot.
 // A message that names no ship must be answered with a question by the office of the harbour.
 message Arrival {}
 """,
@@ -169,7 +171,8 @@ def assert_brief_is_true(episodes: Sequence[hivemem.Episode]) -> None:
         assert cites
         for position in cites:
             finding = findings[position]
-            parts = [finding.summary, *(one.text for one in (*finding.decisions, *finding.open_threads))]
+            parts = [finding.summary, *(one.text for one in finding.decisions)]
+            parts += [one.text for one in finding.open_threads]
             assert text in " ".join(parts)
             assert words(text) in files[str(finding.attributes["file"])]
 

@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hivemem
+import pytest
 from fix_server import StartServer
 
 RUN_SECONDS = 90.0
@@ -162,6 +161,13 @@ async def running(pids: list[int]) -> list[int]:
     return alive
 
 
+async def all_ended(pids: list[int]) -> None:
+    """Waits for processes that are not ours, whose end nobody tells."""
+    async with asyncio.timeout(RUN_SECONDS):
+        while await running(pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def test_agents_end_when_the_replay_is_killed(server_address: str, tmp_path: Path) -> None:
     file = written(tmp_path / "talk.jsonl", [{**t, "time": n * 3_600} for n, t in enumerate(talk(6))])
     async with hivemem.Client(server_address) as memory:
@@ -174,9 +180,7 @@ async def test_agents_end_when_the_replay_is_killed(server_address: str, tmp_pat
     await stuck.communicate()
 
     assert len(agents) == 3
-    async with asyncio.timeout(RUN_SECONDS):
-        while await running(agents):
-            await asyncio.sleep(0.05)
+    await all_ended(agents)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import uuid
 import grpc
 import pytest
 from fix_stubs import Stubs, new_episode, refusal
-
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import session_service_pb2, thread_service_pb2
 from hivemem.v1 import types_pb2 as types

@@ -8,7 +8,6 @@ import grpc
 import pytest
 from fix_stubs import Stubs, new_episode, refusal
 from google.protobuf.timestamp_pb2 import Timestamp
-
 from hivemem.v1 import admin_service_pb2, agent_service_pb2, knowledge_service_pb2, search_service_pb2
 from hivemem.v1 import episode_service_pb2 as episodes
 from hivemem.v1 import namespace_service_pb2 as namespaces

@@ -8,12 +8,11 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from hivemem_server.postgres import schema
+from hivemem_server.postgres.tables import metadata
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import create_engine
-
-from hivemem_server.postgres import schema
-from hivemem_server.postgres.tables import metadata
 
 
 async def test_the_migrations_make_what_the_tables_say(database_url: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime as dt
 
 import grpc
+import hivemem
 import pytest
 from fix_server import address, settings
 from fix_stubs import Stubs, new_episode, refusal
-
-import hivemem
 from hivemem.v1 import search_service_pb2 as pb
 from hivemem.v1 import types_pb2 as types
 from hivemem_server.bootstrap import running_server
@@ -152,17 +151,12 @@ async def test_a_search_with_a_vector_of_the_callers_own(
     assert (await refusal(searching_stubs.search.SearchEpisodes(other))).reason == "MODEL_UNKNOWN"
 
 
-async def test_a_wait_for_indexing_that_runs_out_says_so(database_url: str) -> None:
+async def test_a_wait_for_indexing_that_runs_out_says_so_before_the_caller_gives_up(searching_stubs: Stubs) -> None:
     """The log's next position is never indexed while nothing is appended."""
-    local = settings(database_url, embedder=EmbedderKind.LOCAL)
-    async with running_server(local, lambda _: None) as running, grpc.aio.insecure_channel(address(running)) as channel:
-        call = Stubs(channel).search.SearchEpisodes(Request(text="x", wait_for_position=1), timeout=1)
-        try:
-            await call
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        else:
-            raise AssertionError("it was said to be indexed")
+    call = searching_stubs.search.SearchEpisodes(Request(text="x", wait_for_position=1), timeout=2)
+    refused = await refusal(call)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "INDEX_BEHIND")
+    assert refused.metadata == {"position": "1", "indexed_position": "0"}
 
 
 async def test_without_an_embedder_words_decide_and_the_answer_says_so(database_url: str) -> None:

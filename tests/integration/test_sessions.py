@@ -6,7 +6,6 @@ import grpc
 import pytest
 from fix_stubs import Stubs, new_episode, refusal
 from google.protobuf.field_mask_pb2 import FieldMask
-
 from hivemem.v1 import admin_service_pb2, namespace_service_pb2, thread_service_pb2
 from hivemem.v1 import episode_service_pb2 as episodes
 from hivemem.v1 import session_service_pb2 as pb
@@ -28,6 +27,12 @@ async def test_a_session_of_another_user_is_not_handed_out(stubs: Stubs) -> None
     await stubs.session("s", user_id="u")
     refused = await refusal(stubs.sessions.CreateSession(Create(session_id="s", user_id="v")))
     assert (refused.code, refused.reason) == (grpc.StatusCode.ALREADY_EXISTS, "SESSION_EXISTS")
+
+
+async def test_an_agent_that_names_no_user_finds_the_session_of_any(stubs: Stubs) -> None:
+    await stubs.session("s", user_id="u")
+    found = await stubs.sessions.CreateSession(Create(session_id="s"))
+    assert (found.created, found.session.user_id) == (False, "u")
 
 
 async def test_a_session_continues_only_one_that_is_there(stubs: Stubs) -> None:

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import hivemem
 import pytest
 from fix_server import address, settings
 from fix_stubs import Stubs, new_episode, refusal
-
-import hivemem
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import namespace_service_pb2
 from hivemem.v1 import types_pb2 as types

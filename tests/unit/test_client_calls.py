@@ -8,8 +8,6 @@ import hivemem
 import pytest
 from fix_scripted import Refusal, Script
 
-pytest_plugins = ["fix_scripted"]
-
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 

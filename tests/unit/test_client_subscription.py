@@ -12,7 +12,6 @@ from fix_scripted import Refusal, Script, Silence, batch, caught_up, cursor, goi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytest_plugins = ["fix_scripted"]
 
 GONE = Refusal(code=grpc.StatusCode.UNAVAILABLE)
 WAIT = 20.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from hivemem import condense
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hivemem import condense
 
 DOCUMENT = """
 # The harbour office
@@ -109,22 +108,24 @@ def test_blank_text_gives_nothing() -> None:
 
 
 def test_code_spans_and_names_with_stars_or_underscores_stay_as_they_are() -> None:
-    text = "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name. It is *very* important indeed."
+    text = "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name. Try `stop! Now` first. It is *very* important indeed."
 
     assert condense.split(text) == [
         "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name.",
+        "Try `stop! Now` first.",
         "It is very important indeed.",
     ]
 
 
 def test_a_sentence_ends_where_a_reader_would_end_it() -> None:
     text = (
-        'Version 0.8.4 of it is out (approx. J. Doe\'s). It grew… and grew. Was it "done?" Yes it was! '
-        "hivemem is written small. これは一つ目です。これは二つ目です。"
+        "Version 0.8.4 of it is out (approx. J. Doe's). See no. 5 of channel 12. It grew… and grew. "
+        'Was it "done?" Yes it was! hivemem is written small. これは一つ目です。これは二つ目です。'
     )
 
     assert condense.split(text) == [
         "Version 0.8.4 of it is out (approx. J. Doe's).",
+        "See no. 5 of channel 12.",
         "It grew… and grew.",
         'Was it "done?"',
         "Yes it was!",

@@ -7,14 +7,13 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hivemem.v1.episode_service_pb2 import ListEpisodesRequest
 from hivemem_server.domain.errors import CursorDiverged, CursorForeign, CursorMalformed, PageTokenMalformed
 from hivemem_server.domain.values import Namespace, NamespaceSettings, Point
 from hivemem_server.log.cursors import decode_cursor, encode_cursor
 from hivemem_server.rpc.pages import page_key, page_token
+from hypothesis import given
+from hypothesis import strategies as st
 
 NOW = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 NAMESPACE = Namespace(

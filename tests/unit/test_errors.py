@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-
 from hivemem.v1.error_reason_pb2 import ErrorReason
 from hivemem_server.domain import errors
 from hivemem_server.domain.errors import HivememError, InvalidField, Violation

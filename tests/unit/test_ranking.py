@@ -7,11 +7,10 @@ import random
 import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hivemem_server.domain.ranking import Candidate, Weights, rank
 from hivemem_server.domain.values import Episode
+from hypothesis import given
+from hypothesis import strategies as st
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from hivemem.replay import formats
 from hivemem.replay.formats import BadRecording
 from hivemem.replay.recording import SUMMARY_BYTES, Recorder, Recording, identifier

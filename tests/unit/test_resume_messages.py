@@ -7,9 +7,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hivemem_server.domain.resume import MARK, ResumeMaterial, SessionSummary, build_messages
 from hivemem_server.domain.tokens import MESSAGE_OVERHEAD, cut_to_tokens, estimated_tokens
 from hivemem_server.domain.values import (
@@ -23,6 +20,8 @@ from hivemem_server.domain.values import (
     Thread,
     ThreadState,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 NOW = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300)

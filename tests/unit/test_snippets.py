@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hivemem_server.domain.snippets import LONGEST, snippet
 from hivemem_server.domain.values import Decision, Episode
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def episode(summary: str, *decisions: str) -> Episode:

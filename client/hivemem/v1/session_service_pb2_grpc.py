@@ -77,8 +77,8 @@ class SessionServiceServicer(object):
     """
 
     def CreateSession(self, request, context):
-        """Makes a session, or returns the one there if it has the same user; a goal, labels or predecessor given for a
-        session that is there are not applied (UpdateSession does that). Idempotent.
+        """Makes a session, or returns the one there if it has the same user, or if the request names none; a goal, labels or
+        predecessor given for a session that is there are not applied (UpdateSession does that). Idempotent.
         Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, SESSION_EXISTS (of another user), SESSION_NOT_FOUND (the predecessor).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -34,8 +34,8 @@ class SessionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SessionServiceAsyncStub: ...
     CreateSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]
-    """Makes a session, or returns the one there if it has the same user; a goal, labels or predecessor given for a
-    session that is there are not applied (UpdateSession does that). Idempotent.
+    """Makes a session, or returns the one there if it has the same user, or if the request names none; a goal, labels or
+    predecessor given for a session that is there are not applied (UpdateSession does that). Idempotent.
     Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, SESSION_EXISTS (of another user), SESSION_NOT_FOUND (the predecessor).
     """
     GetSession: _grpc.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]
@@ -64,8 +64,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.CreateSessionRequest, _session_service_pb2.CreateSessionResponse]  # type: ignore[assignment]
-    """Makes a session, or returns the one there if it has the same user; a goal, labels or predecessor given for a
-    session that is there are not applied (UpdateSession does that). Idempotent.
+    """Makes a session, or returns the one there if it has the same user, or if the request names none; a goal, labels or
+    predecessor given for a session that is there are not applied (UpdateSession does that). Idempotent.
     Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, SESSION_EXISTS (of another user), SESSION_NOT_FOUND (the predecessor).
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_session_service_pb2.GetSessionRequest, _session_service_pb2.GetSessionResponse]  # type: ignore[assignment]
@@ -97,8 +97,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_service_pb2.CreateSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_service_pb2.CreateSessionResponse, _abc.Awaitable[_session_service_pb2.CreateSessionResponse]]:
-        """Makes a session, or returns the one there if it has the same user; a goal, labels or predecessor given for a
-        session that is there are not applied (UpdateSession does that). Idempotent.
+        """Makes a session, or returns the one there if it has the same user, or if the request names none; a goal, labels or
+        predecessor given for a session that is there are not applied (UpdateSession does that). Idempotent.
         Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, SESSION_EXISTS (of another user), SESSION_NOT_FOUND (the predecessor).
         """
 

@@ -137,7 +137,7 @@ def build_messages(material: ResumeMaterial, *, max_tokens: int, injected: int, 
             *(_plan_line(plan) for plan in material.plans if plan.current_step),
             *_section("Open threads:", threads),
         ]
-    )
+    ).strip()
     messages = [Message(role=Role.SYSTEM, content=system)]
     if goal:
         messages.append(Message(role=Role.USER, content=goal))

@@ -281,7 +281,7 @@ def _event_messages(namespace: Namespace, event: events.Event) -> list[pb.Subscr
 
 
 def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpisodesResponse]:
-    """The records in messages of bounded size; each has the cursor after its last record, the last that of the event."""
+    """The records in messages of bounded size, each with the cursor after its last record."""
     left = [convert.record(record) for record in event.records]
     made: list[pb.SubscribeEpisodesResponse] = []
     while left:

@@ -18,7 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from hivemem_server.domain.errors import HivememError, InvalidField, NotImplementedYet, SlowConsumer
-from hivemem_server.rpc import status
+from hivemem_server.rpc import deadline, status
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Unary: TypeAlias = Callable[[Any], Awaitable[Message]]
@@ -95,6 +95,7 @@ def _check_parsed(request: object) -> None:
 
 def _unary(name: str, implementation: Unary) -> Callable[[Any, Context], Awaitable[Message]]:
     async def handle(request: Any, context: Context) -> Message:
+        deadline.begin(context.time_remaining())
         try:
             _check_parsed(request)
             return await implementation(request)

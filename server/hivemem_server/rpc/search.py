@@ -15,6 +15,7 @@ from hivemem_server.domain.search import Search, SearchQuery, Shortfall
 from hivemem_server.domain.snippets import snippet
 from hivemem_server.domain.validation import Violations, check_filter
 from hivemem_server.rpc import convert
+from hivemem_server.rpc.deadline import time_to_wait
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting
 
@@ -36,7 +37,7 @@ class SearchServicer:
         query = _query_from(request)
         self._check_model(request.vector.model if request.WhichOneof("query") == "vector" else request.model)
         namespace = await self._namespaces.resolve(name)
-        result = await self._search.episodes(namespace, query, wait_seconds=WAIT_SECONDS)
+        result = await self._search.episodes(namespace, query, wait_seconds=time_to_wait(WAIT_SECONDS))
         hits = fitting([_hit(hit, query.text, explain=request.explain) for hit in result.hits])
         cut = [Shortfall.RESPONSE_SIZE] if len(hits) < len(result.hits) else []
         return pb.SearchEpisodesResponse(

@@ -1,6 +1,7 @@
 -- open_session_v1: makes a session, or finds the one there. Takes the namespace's lock, because keys are drawn under it.
 --
--- Returns the outcome (CREATED, FOUND, or a reason of the contract). A session that is there is not changed.
+-- Returns the outcome (CREATED, FOUND, or a reason of the contract). A session that is there is not changed; who names
+-- no user finds it whoever its user is.
 CREATE FUNCTION open_session_v1(
     p_namespace int, p_session text, p_user text, p_goal text, p_labels jsonb, p_continues text
 ) RETURNS text
@@ -16,7 +17,7 @@ BEGIN
     END IF;
     SELECT s.user_id INTO v_user FROM sessions s WHERE s.namespace_id = p_namespace AND s.session_id = p_session;
     IF FOUND THEN
-        RETURN CASE WHEN v_user = p_user THEN 'FOUND' ELSE 'SESSION_EXISTS' END;
+        RETURN CASE WHEN p_user IN ('', v_user) THEN 'FOUND' ELSE 'SESSION_EXISTS' END;
     END IF;
     IF p_continues <> '' THEN
         SELECT s.session_key INTO v_continues

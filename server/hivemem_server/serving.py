@@ -1,0 +1,80 @@
+"""Serving as a process: settings, signals, what is printed, and errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from hivemem_server import __version__, logs
+from hivemem_server.bootstrap import Running, StartError, running_server
+from hivemem_server.settings import Settings
+
+_screen = Console(stderr=True, highlight=False)
+
+
+def serve(log_level: str, **given: Any) -> None:
+    """Serves with the settings given, the others from the environment, until a signal ends it."""
+    logs.configure(log_level)
+    try:
+        _run(_settings(**given))
+    except StartError as error:
+        _fail(str(error))
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return Settings(**{key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(map(str, first["loc"]))
+        _fail(f"{name}: {first['msg']} (option --{name.replace('_', '-')} or HIVEMEM_{name.upper()})")
+
+
+def _fail(message: str) -> NoReturn:
+    _screen.print(f"hivemem: {message}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _run(settings: Settings) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_serve(settings))
+    else:
+        uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    """Serves until a signal comes; one that comes while the server starts ends it as well."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.ensure_future(_until(stopped, settings))
+    stopping = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await serving
+
+
+async def _until(stopped: asyncio.Event, settings: Settings) -> None:
+    with _screen.status("Starting…") as status:
+        async with running_server(settings, lambda step: status.update(f"{step}…")) as running:
+            status.stop()
+            _announce(running)
+            await stopped.wait()
+            _screen.print("Stopping…")
+    _screen.print("Stopped.")
+
+
+def _announce(running: Running) -> None:
+    address = f"[{running.host}]:{running.port}" if ":" in running.host else f"{running.host}:{running.port}"
+    _screen.print(f"[bold]hivemem {__version__}[/] listens on [bold green]{address}[/]", soft_wrap=True)
+    for name, value in (("database", running.database), ("embedder", running.embedder)):
+        _screen.print(f"  {name:9} {value}", markup=False, soft_wrap=True)
+    _screen.print("  Ctrl-C stops it.", style="dim")
