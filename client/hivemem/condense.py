@@ -91,7 +91,7 @@ def stems(text: str) -> list[str]:
 
 
 def cut(text: str, most_bytes: int) -> str:
-    """The beginning of a text within so many bytes of UTF-8; `…` stands for what is gone, after a whole word if it can."""
+    """The beginning of a text within so many bytes of UTF-8; `…` stands for what is gone, after a whole word."""
     if _size(text) <= most_bytes:
         return text
     kept = text.encode(errors="replace")[: max(most_bytes - _size("…"), 0)].decode(errors="ignore")
@@ -145,7 +145,7 @@ def _worth(sentence: str, stem_count: int) -> float:
     length = stem_count + 4
     capitals = sum(character.isupper() for character in sentence) / len(sentence)
     shape = _SHOUTED_WORTH if capitals > _SHOUTED else 1.0
-    return shape / length**_LENGTH_EXPONENT / max(length / _LONG_SENTENCE, 1.0)
+    return shape / (math.pow(length, _LENGTH_EXPONENT) * max(length / _LONG_SENTENCE, 1.0))
 
 
 def _weights(contents: Sequence[frozenset[str]]) -> dict[str, float]:
@@ -168,7 +168,8 @@ _DECIDES = re.compile(
 _MARKS = re.compile(r"\b(?:TODO|FIXME|TBD|XXX)\b")
 _LEAVES_OPEN = re.compile(
     r"""\b(?: not\s(?:yet|decided|clear|known|settled|built|done|tested|measured|implemented|supported)\b | yet\sto\b
-    | nobody\sknows | (?:has|have)\snot\sbeen\s(?:tested|measured|tried|run|decided|settled) | undecided | unresolved | unimplemented
+    | nobody\sknows | (?:has|have)\snot\sbeen\s(?:tested|measured|tried|run|decided|settled)
+    | undecided | unresolved | unimplemented
     | (?:remains?|is|are)\s(?:still\s)?unclear | (?:remains?|still|left)\sopen\b
     | open\s(?:question|issue|point)s? | left\s(?:to\s(?:do|be)|for\slater) | (?:remains?|still|yet)\sto\sbe\s
     | still\s(?:missing|needs?|lacks?) | follow-?ups?\b | (?:will|to)\s(?:come|follow)\s(?:later|next|soon)
@@ -183,9 +184,9 @@ def _left_open(block: _Block) -> Iterator[str]:
             yield block.text
         return
     for number, sentence in enumerate(_sentences(block.text)):
-        if _MARKS.search(sentence) or (block.unticked and number == 0):
-            yield sentence
-        elif _is_sentence(sentence) and (sentence.endswith("?") or _LEAVES_OPEN.search(sentence)):
+        marked = _MARKS.search(sentence) or (block.unticked and number == 0)
+        asks = sentence.endswith("?") or _LEAVES_OPEN.search(sentence)
+        if marked or (asks and _is_sentence(sentence)):
             yield sentence
 
 
@@ -208,7 +209,8 @@ _COMMENT = re.compile(r"\s*(?://+|--)\s+")
 _CODE = re.compile(
     r"""\s*(?: (?:import|from|def|class|return|const|let|var|function|struct|enum|message|package|syntax|option|export
         |async|await|elif|raise|SELECT|INSERT|UPDATE|DELETE|CREATE|ALTER|GRANT)\s[^.!?]*[=({;:*]
-    | https?://\S+\s | [$#>]\s | >>>\s | \w+\s*[=:]=?\s*["'\[{(\d] | [\w.]+\([^)]*\)\s*[;:{]?$ | [@<{}\[] | \#include )""",
+    | https?://\S+\s
+    | [$#>]\s | >>>\s | \w+\s*[=:]=?\s*["'\[{(\d] | [\w.]+\([^)]*\)\s*[;:{]?$ | [@<{}\[] | \#include )""",
     re.VERBOSE,
 )
 _CODE_LINE = re.compile(r".*[=({\])].*[;{}]\s*$|\s*[})\];]+\s*$")
@@ -321,22 +323,27 @@ def _inline(text: str) -> str:
 
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]»*_]*\s+(?=\S)|(?<=[。！？])(?=\S)")
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(\[])(?:[A-Za-z]|e\.g|i\.e|cf|vs|etc|approx|resp|incl|no|nr|fig|figs|eq|sec|ch|vol|pp|al|dr|mr|mrs|ms|prof|st"
-    r"|jr|sr|inc|ltd|corp|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec|u\.s|a\.m|p\.m|\d{1,2})\.$",
+    r"(?:^|[\s(\[])(?:[A-Za-z]|e\.g|i\.e|cf|vs|etc|approx|resp|incl|al|dr|mr|mrs|ms|prof|st|jr|sr|inc|ltd|corp"
+    r"|jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec|u\.s|a\.m|p\.m)\.$",
     re.IGNORECASE,
 )
+_BEFORE_A_NUMBER = re.compile(r"(?:^|[\s(\[])(?:no|nr|figs?|eq|sec|ch|vol|pp?)\.$", re.IGNORECASE)
+_ITEM_NUMBER = re.compile(r"\d{1,3}\.$")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _SUFFIX = re.compile(r"(?:ations?|ings?|edly|ed|ies|es|s|ly|ments?|ness|e|y)$")
 _SHORTEST_STEM = 3
 _STOP_WORDS = frozenset(
-    """a about above after again against all also always am an and another any are as at be because been before being
-    below between both but by can cannot could did do does doing down during each either else every everything few first
-    for from further given gives goes had has have having he her here hers him his how i if in into is it it's its itself
-    just last least less let like made make makes many may me might more most much must my neither never next no nor not
-    nothing now of off on once one only onto or other others our out over own per rather return returned returns same says shall she should since
-    so some something such take takes than that the their them themselves then there these they thing things this those
-    three through to too two under unless until up upon us use used uses using very was we well were what whatever when
-    where whether which while who whole whom whose why will with within without would yet you your""".split()
+    """
+    a about above after again against all also always am an and another any are as at be because been before being
+    below between both but by can cannot could did do does doing down during each either else every everything few
+    first for from further given gives goes had has have having he her here hers him his how i if in into is it it's
+    its itself just last least less let like made make makes many may me might more most much must my neither never
+    next no nor not nothing now of off on once one only onto or other others our out over own per rather return
+    returned returns same says shall she should since so some something such take takes than that the their them
+    themselves then there these they thing things this those three through to too two under unless until up upon us
+    use used uses using very was we well were what whatever when where whether which while who whole whom whose why
+    will with within without would yet you your
+    """.split()  # noqa: SIM905 (a list of words, one to read)
 )
 
 
@@ -344,7 +351,8 @@ def _sentences(text: str) -> Iterator[str]:
     """The sentences of one block, without the white space around them."""
     start = 0
     for end in _END.finditer(text):
-        if not _goes_on(text[start : end.start()], text[end.end()]):
+        in_code = text.count("`", start, end.start()) % 2
+        if not in_code and not _goes_on(text[start : end.start()], text[end.end()]):
             yield text[start : end.end()].strip()
             start = end.end()
     if rest := text[start:].strip():
@@ -355,7 +363,9 @@ def _goes_on(before: str, following: str) -> bool:
     """Whether a full stop ends no sentence."""
     if before.endswith(("…", "...")):
         return following.islower()
-    return bool(_ABBREVIATION.search(before[-12:]))
+    if following.isdigit() and _BEFORE_A_NUMBER.search(before):
+        return True
+    return bool(_ABBREVIATION.search(before) or _ITEM_NUMBER.match(before))
 
 
 def _stem(word: str) -> str:

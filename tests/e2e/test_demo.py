@@ -236,11 +236,16 @@ async def test_a_model_speaks_if_there_is_one(
     assert all(findings.issuperset(cites) for _, cites in said)
 
 
-async def test_a_model_that_fails_leaves_the_agents_to_quote(folder: Path, openai_server: OpenAIServer) -> None:
+async def test_a_model_that_fails_leaves_the_agents_to_quote(
+    folder: Path, tmp_path: Path, openai_server: OpenAIServer
+) -> None:
     openai_server.always(Status(401, "Incorrect API key provided: sk-secret"))
 
     code, out, err = await demo(
-        str(folder), OPENAI_BASE_URL=openai_server.url, OPENAI_API_KEY="sk-secret", HIVEMEM_EMBEDDER="none"
+        *(str(folder), "--data-dir", str(tmp_path / "memory")),
+        OPENAI_BASE_URL=openai_server.url,
+        OPENAI_API_KEY="sk-secret",
+        HIVEMEM_EMBEDDER="none",
     )
 
     assert (code, err) == (0, "")

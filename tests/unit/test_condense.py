@@ -108,7 +108,10 @@ def test_blank_text_gives_nothing() -> None:
 
 
 def test_code_spans_and_names_with_stars_or_underscores_stay_as_they_are() -> None:
-    text = "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name. Try `stop! Now` first. It is *very* important indeed."
+    text = (
+        "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name. Try `stop! Now` first. "
+        "It is *very* important indeed."
+    )
 
     assert condense.split(text) == [
         "Exclude `**/*_pb2*` and `<b>` from the `__init__` of my_own_name.",

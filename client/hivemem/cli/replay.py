@@ -28,9 +28,9 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Recorded conversations.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recorded conversations.")],
     session: Annotated[
-        str | None, typer.Option("--session", help="Where to, if it is one file. [default: named after the file]")
+        str | None, typer.Option("--session", help="Where to, if it is one file.", show_default="named after the file")
     ] = None,
     file_format: Annotated[
         str, typer.Option("--format", help=f"What the files are, one of: {', '.join(formats.FORMATS)}.")
@@ -48,9 +48,12 @@ def replay(
     Every agent says its next turn when it has been shown the turn before, so that the order is that of the file.
     Playing a file again stores nothing twice: it goes on where an earlier replay stopped.
 
-    Formats: `jsonl`, an object on each line with `agent` and `text`, and, if you like, `time`, `kind`, `to`, `tags`,
-    `decisions`, `open_threads`, `attributes`; `openai`, lists of chat messages with `role`, `content`, `tool_calls`;
-    `who-when`, logs of multi-agent runs with a `history`.
+    Format `jsonl`: on each line an object with `agent` and `text`, and `time`, `kind`, `to`, `tags`, `decisions`,
+    `open_threads`, `attributes` if you like.
+
+    Format `openai`: a list of chat messages with `role`, `content`, `name`, `tool_calls`.
+
+    Format `who-when`: logs of multi-agent runs with a `history`.
     """
     if session and len(files) > 1:
         raise typer.BadParameter("several files go to several sessions: give one file", param_hint="--session")

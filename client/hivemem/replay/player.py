@@ -87,7 +87,7 @@ def _played(recording: Recording, session_id: str, stored: list[dict[str, Any]])
     positions = [one["position"] for one in stored]
     if positions != sorted(positions):
         raise ReplayFailed(
-            f"session {session_id} holds {recording.name} in another order than the file: replay it into another session"
+            f"session {session_id} holds {recording.name} in another order than the file: choose another session"
         )
     return Played(
         session_id=session_id,

@@ -23,14 +23,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def demo(
     texts: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="What to read. [default: the project's documents]")
+        Path | None, typer.Argument(metavar="FOLDER", help="What to read.", show_default="the documents of the project")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder of the memory, to be kept. [default: a temporary one]")
+        Path | None,
+        typer.Option("--data-dir", help="Folder of the memory, to be kept.", show_default="a temporary one"),
     ] = None,
     pace: Annotated[
         float | None,
-        typer.Option("--pace", min=0, max=10, help="Seconds between episodes. [default: 0.3 on a terminal]"),
+        typer.Option("--pace", min=0, max=10, help="Seconds between episodes.", show_default="0.3 on a terminal"),
     ] = None,
 ) -> None:
     """Shows two researchers and a writer, each a process of its own, work through one shared memory.

@@ -130,7 +130,8 @@ async def _listened(process: asyncio.subprocess.Process, said: deque[str]) -> As
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(_read(process, said, listening))
     try:
-        await asyncio.wait({listening, reading}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {listening, reading}
+        await asyncio.wait(either, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if not listening.done():
             if reading.done():
                 raise _stopped(await process.wait(), said)

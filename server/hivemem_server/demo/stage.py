@@ -37,7 +37,7 @@ class Play:
 
 
 async def perform(play: Play, screen: Screen) -> Stored:
-    """Shows all of it, and says what is stored. Whatever was started has ended when it returns, or raises DemoFailed."""
+    """Shows all of it, and says what is stored. Raises DemoFailed. Whatever it started has ended then."""
     async with contextlib.AsyncExitStack() as stack:
         with screen.waiting("Starting a server with a database of its own"):
             server = await stack.enter_async_context(processes.server(play.data_dir))
