@@ -56,13 +56,19 @@ def test_documents_come_before_sources_when_there_are_too_many(tmp_path: Path) -
 
 
 def test_the_project_around_a_folder_is_found_or_else_the_package(tmp_path: Path) -> None:
-    root = written(tmp_path, README_dot_md=PROSE, pyproject_dot_toml="", protos__hivemem__a_dot_proto=f"// {PROSE}")
+    root = written(
+        tmp_path,
+        README_dot_md=PROSE,
+        pyproject_dot_toml="",
+        protos__hivemem__a_dot_proto=f"// {PROSE}",
+        docs__a_dot_md=PROSE,
+    )
     (root / "deep" / "down").mkdir(parents=True)
 
     inside = folder.choose(None, start=root / "deep" / "down")
     outside = folder.choose(None, start=Path("/"))
 
-    assert inside.files == ["README.md", "protos/hivemem/a.proto"]
+    assert inside.files == ["README.md", "docs/a.md"]
     assert "hivemem/condense.py" in outside.files
     assert "installed package" in outside.description
 

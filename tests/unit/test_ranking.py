@@ -59,6 +59,11 @@ def test_no_hit_is_below_the_lowest_score(found: list[Candidate], weighing: Weig
     assert all(hit.parts.total >= lowest for hit in rank(found, weighing, limit=100, min_score=lowest))
 
 
+def test_a_lone_weak_match_looks_weak() -> None:
+    hits = rank([candidate(1, lexical=0.1, similarity=0.25)], Weights(), limit=1, full_lexical=1.0)
+    assert hits[0].parts.total < 0.2
+
+
 def test_a_hit_by_words_alone_can_win() -> None:
     hits = rank(
         [candidate(1, similarity=0.4), candidate(2, lexical=0.9), candidate(3, similarity=0.3)], Weights(), limit=3

@@ -112,7 +112,7 @@ def _reading(root: Path, found: list[Path], description: str) -> Reading:
 
 def _project_files(root: Path) -> list[Path]:
     beside = [path for path in sorted(root.iterdir()) if path.is_file() and path.suffix.lower() == ".md"]
-    return beside + [path for name in ("docs", "protos") for path in _files(root / name) if path.suffix != ".yaml"]
+    return beside + [path for name in ("docs", "deploy") for path in _files(root / name) if path.suffix == ".md"]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -175,9 +175,10 @@ class ThreadStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What a search found, in one snapshot."""
+    """What a search found, in one snapshot. `full_lexical` is what a text made of the query's words would get."""
 
     candidates: Sequence[Candidate]
+    full_lexical: float
     indexed_position: int
     head: int
 

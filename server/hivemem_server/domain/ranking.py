@@ -1,8 +1,9 @@
 """Ranking: from candidates to hits. Pure functions over what the database found.
 
 Words and meaning are fused by a weighted sum of scores that are each brought to 0…1. A candidate found by one means
-only gets nothing from the other, so a hit by words alone can still win. Words are scaled by the best candidate's score;
-similarity from a floor of unrelated text up to the best candidate. Superseded episodes rank lower.
+only gets nothing from the other, so a hit by words alone can still win. The best candidate does not get 1 for being the
+best: words are scaled by what a text made of the query would get, similarity up to what close paraphrases have, unless
+a candidate has more; so a lone weak match looks weak. Superseded episodes rank lower.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from hivemem_server.domain.values import Episode
 
 SUPERSEDED_PENALTY = 0.3
+UNRELATED, CLOSE = 0.2, 0.6  # similarity of texts that have nothing in common, and of paraphrases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,16 @@ class Hit:
     parts: ScoreParts
 
 
-def rank(candidates: Sequence[Candidate], weights: Weights, *, limit: int, min_score: float = 0.0) -> list[Hit]:
-    """The best hits, best first, equal scores by falling position; the same whatever the order of candidates."""
+def rank(
+    candidates: Sequence[Candidate], weights: Weights, *, limit: int, min_score: float = 0.0, full_lexical: float = 0.0
+) -> list[Hit]:
+    """The best hits, best first, equal scores by falling position; the same whatever the order of candidates.
+
+    `full_lexical` is the lexical score of a text made of the query's own words.
+    """
     if not candidates:
         return []
-    scorer = _Scorer(candidates, weights)
+    scorer = _Scorer(candidates, weights, full_lexical)
     hits = [Hit(candidate=candidate, parts=scorer.parts(candidate)) for candidate in candidates]
     wanted = [hit for hit in hits if hit.parts.total >= min_score]
     return sorted(wanted, key=lambda hit: (-hit.parts.total, -hit.candidate.episode.position))[:limit]
@@ -73,12 +80,12 @@ def rank(candidates: Sequence[Candidate], weights: Weights, *, limit: int, min_s
 class _Scorer:
     """The scales of one search."""
 
-    def __init__(self, candidates: Sequence[Candidate], weights: Weights) -> None:
+    def __init__(self, candidates: Sequence[Candidate], weights: Weights, full_lexical: float) -> None:
         self._weights = weights
         words = [c.lexical for c in candidates if c.lexical is not None]
         nearness = [c.similarity for c in candidates if c.similarity is not None]
-        self._best_lexical = max(words, default=0.0)
-        self._nearness = (min(nearness, default=0.0), max(nearness, default=0.0))
+        self._full_lexical = max([*words, full_lexical])
+        self._nearness = (min(nearness, default=0.0), max([*nearness, CLOSE]))
         self._newest = max(c.episode.commit_time for c in candidates)
         lexical = weights.lexical if words else 0.0
         vector = weights.vector if nearness else 0.0
@@ -94,14 +101,14 @@ class _Scorer:
         return ScoreParts(lexical=lexical, vector=vector, recency=recency, superseded=penalty)
 
     def _lexical(self, candidate: Candidate) -> float:
-        return (candidate.lexical or 0.0) / self._best_lexical if self._best_lexical > 0 else 0.0
+        return (candidate.lexical or 0.0) / self._full_lexical if self._full_lexical > 0 else 0.0
 
     def _vector(self, candidate: Candidate) -> float:
         if candidate.similarity is None:
             return 0.0
         low, high = self._nearness
-        floor = min(low, 0.5 * high)  # few candidates: the farthest is not therefore unrelated
-        return max(0.0, (candidate.similarity - floor) / (high - floor)) if high > floor else 1.0
+        floor = min(low, UNRELATED)
+        return max(0.0, (candidate.similarity - floor) / (high - floor))
 
     def _recency(self, candidate: Candidate) -> float:
         age = self._newest - candidate.episode.commit_time

@@ -78,7 +78,13 @@ class Search:
             model=model if vector is not None else None,
             limit=max(CANDIDATES, query.limit),
         )
-        hits = rank(found.candidates, query.weights, limit=query.limit, min_score=query.min_score)
+        hits = rank(
+            found.candidates,
+            query.weights,
+            limit=query.limit,
+            min_score=query.min_score,
+            full_lexical=found.full_lexical,
+        )
         return SearchResult(
             hits=hits,
             indexed_position=found.indexed_position,

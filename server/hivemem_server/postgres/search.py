@@ -131,13 +131,14 @@ class PostgresSearch:
             model=key,
             limit=limit,
         )
-        indexed, head = found[0][:2]
+        indexed, head, full = found[0][:3]
         return Candidates(
             candidates=[
-                Candidate(episode=rows.episode(row[5:]), lexical=row[2], similarity=row[3], superseded=row[4])
+                Candidate(episode=rows.episode(row[6:]), lexical=row[3], similarity=row[4], superseded=row[5])
                 for row in found
-                if row[5] is not None
+                if row[6] is not None
             ],
+            full_lexical=full,
             indexed_position=indexed,
             head=head,
         )
@@ -160,7 +161,8 @@ def _check_same(model: EmbeddingModel, dimension: int, digest: str) -> None:
 def _candidates(shaped: Filter, model_key: int, dimension: int) -> Query:
     """The statement for one shape of filter and one model; without a model, by words only."""
     nearest = _by_meaning(shaped, vectors(model_key, dimension)) if model_key else _nothing()
-    return compiled(_united(_by_words(shaped), nearest))
+    query = _query()
+    return compiled(_united(query, _by_words(shaped, query), nearest))
 
 
 def _indexed() -> ColumnElement[int]:
@@ -170,24 +172,34 @@ def _indexed() -> ColumnElement[int]:
     return func.coalesce(progress.scalar_subquery(), 0)
 
 
-def _stems() -> ColumnElement[Any]:
-    """The words as a query for any of their stems, in the namespace's language; NULL if none is left."""
+def _query() -> CTE:
+    """The words as a query for any of their stems, in the namespace's language, and the rank that they have themselves.
+
+    One row; NULL if no stem is left.
+    """
     language = select(cast(namespaces.c.text_language, REGCONFIG)).where(namespaces.c.namespace_id == NAMESPACE)
-    vector = func.to_tsvector(language.scalar_subquery(), bindparam("words", type_=Text))
-    lexeme = func.unnest(vector).table_valued("lexeme", "positions", "weights")
+    words = select(func.to_tsvector(language.scalar_subquery(), bindparam("words", type_=Text)).label("vector")).cte(
+        "words"
+    )
+    lexeme = func.unnest(words.c.vector).table_valued("lexeme", "positions", "weights").lateral()
     escaped = func.replace(func.replace(lexeme.c.lexeme, "\\", "\\\\"), "'", "''")
-    joined = func.string_agg("'" + escaped + "'", " | ")
-    return select(cast(joined, TSQUERY)).select_from(lexeme).scalar_subquery()
+    joined = cast(func.string_agg("'" + escaped + "'", " | "), TSQUERY)
+    stems = select(joined).select_from(words.join(lexeme, true())).scalar_subquery()
+    query = select(words.c.vector, stems.label("stems")).cte("stems")
+    return select(query.c.stems, _rank(query.c.vector, query.c.stems).label("own_rank")).cte("query")
 
 
-def _by_words(shaped: Filter) -> CTE:
-    query = select(_stems().label("stems")).cte("query")
-    score = func.ts_rank(log.c.search, query.c.stems, LENGTH_NORMALISATION)
+def _rank(vector: ColumnElement[Any], stems: ColumnElement[Any]) -> ColumnElement[float]:
+    return cast(func.ts_rank(vector, stems, LENGTH_NORMALISATION), Float)
+
+
+def _by_words(shaped: Filter, query: CTE) -> CTE:
+    rank = _rank(log.c.search, query.c.stems)
     return (
-        select(log.c.position, cast(score, Float).label("lexical"))
+        select(log.c.position, rank.label("lexical"))
         .select_from(log.join(query, log.c.search.op("@@")(query.c.stems)))
         .where(*record_conditions(shaped))
-        .order_by(score.desc(), log.c.position.desc())
+        .order_by(rank.desc(), log.c.position.desc())
         .limit(_LIMIT)
         .cte("by_words")
     )
@@ -218,7 +230,7 @@ def _nothing() -> CTE:
     return select(no_position.label("position"), no_similarity.label("similarity")).where(false()).cte("by_meaning")
 
 
-def _united(lexical: CTE, nearest: CTE) -> Select[Any]:
+def _united(query: CTE, lexical: CTE, nearest: CTE) -> Select[Any]:
     """Both lists as one, with what the log knows of them. One row with nothing in it if both are empty."""
     position = func.coalesce(lexical.c.position, nearest.c.position)
     both = (
@@ -242,5 +254,9 @@ def _united(lexical: CTE, nearest: CTE) -> Select[Any]:
         .subquery("found")
     )
     head = select(func.max(log.c.position)).where(log.c.namespace_id == NAMESPACE).scalar_subquery()
-    bounds = select(_indexed().label("indexed"), func.coalesce(head, 0).label("head")).subquery()
-    return select(bounds.c.indexed, bounds.c.head, *found.c).select_from(bounds.outerjoin(found, true()))
+    bounds = select(
+        _indexed().label("indexed"),
+        func.coalesce(head, 0).label("head"),
+        func.coalesce(query.c.own_rank, 0.0).label("own"),
+    ).subquery("bounds")
+    return select(*bounds.c, *found.c).select_from(bounds.outerjoin(found, true()))
