@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from hivemem.v1 import episode_service_pb2 as messages
 from hivemem.v1.session_service_pb2 import CreateSessionRequest, CreateSessionResponse, Session
-from hivemem.v1.types_pb2 import Episode, LogRecord
+from hivemem.v1.types_pb2 import Episode, Failure, LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -55,6 +56,18 @@ class Silence:
     """The stream stays open and says nothing more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Appends that are stored and answered: so many, or all until the client has sent its last one."""
+
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """An append that is stored, but whose answer gets lost."""
+
+
 @dataclass(slots=True)
 class Script:
     """What the server does: one list of steps for each stream, one outcome for each unary call; the last one stays."""
@@ -62,8 +75,14 @@ class Script:
     address: str = ""
     streams: list[list[Response | Refusal | Silence]] = field(default_factory=list)
     calls: list[Refusal | None] = field(default_factory=list)
+    # For each stream of appends; a Failure refuses one append in-band.
+    append_streams: list[list[Answers | Unanswered | Failure | Refusal | Silence]] = field(default_factory=list)
     # What came in.
     requests: list[messages.SubscribeEpisodesRequest] = field(default_factory=list)
+    openings: list[messages.AppendEpisodeStreamRequest.Open] = field(default_factory=list)
+    # Ids of the appends of each stream, and the position of what was stored.
+    append_ids: list[list[str]] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
     call_count: int = 0
     open_streams: int = 0
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,10 +93,7 @@ class Script:
     ) -> AsyncIterator[Response]:
         self.requests.append(request)
         steps = self.streams.pop(0) if len(self.streams) > 1 else self.streams[0]
-        self.open_streams += 1
-        self.all_ended.clear()
-        self.arrived.set()
-        try:
+        with self._stream():
             for step in steps:
                 if isinstance(step, Refusal):
                     await step.end(context)
@@ -85,6 +101,60 @@ class Script:
                     await asyncio.Event().wait()
                 else:
                     yield step
+
+    async def append_episode_stream(
+        self, requests: AsyncIterator[messages.AppendEpisodeStreamRequest], context: Context
+    ) -> AsyncIterator[messages.AppendEpisodeStreamResponse]:
+        steps = self.append_streams.pop(0) if len(self.append_streams) > 1 else self.append_streams[0]
+        seen: list[str] = []
+        self.append_ids.append(seen)
+        with self._stream():
+            self.openings.append((await anext(requests)).open)
+            for step in steps:
+                if isinstance(step, Refusal):
+                    await step.end(context)
+                elif isinstance(step, Silence):
+                    await asyncio.Event().wait()
+                else:
+                    async for response in self._played(step, requests, seen):
+                        yield response
+
+    async def _played(
+        self,
+        step: Answers | Unanswered | Failure,
+        requests: AsyncIterator[messages.AppendEpisodeStreamRequest],
+        seen: list[str],
+    ) -> AsyncIterator[messages.AppendEpisodeStreamResponse]:
+        remaining = step.count if isinstance(step, Answers) else 1
+        while remaining != 0 and (request := await anext(requests, None)) is not None:
+            remaining = None if remaining is None else remaining - 1
+            append = request.append
+            seen.append(append.episodes[0].episode_id)
+            if isinstance(step, Failure):
+                yield messages.AppendEpisodeStreamResponse(sequence=append.sequence, failure=step)
+            else:
+                stored = self._stored(append)
+                if isinstance(step, Answers):
+                    yield messages.AppendEpisodeStreamResponse(sequence=append.sequence, appended=stored)
+
+    def _stored(self, append: messages.AppendEpisodeStreamRequest.Append) -> messages.AppendEpisodesResponse:
+        known = append.episodes[0].episode_id in self.positions
+        for episode in append.episodes:
+            self.positions.setdefault(episode.episode_id, len(self.positions) + 1)
+        places = [
+            messages.AppendedEpisode(episode_id=episode.episode_id, position=self.positions[episode.episode_id])
+            for episode in append.episodes
+        ]
+        return messages.AppendEpisodesResponse(episodes=places, deduplicated=known)
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[None]:
+        """Counts a stream while it is open."""
+        self.open_streams += 1
+        self.all_ended.clear()
+        self.arrived.set()
+        try:
+            yield
         finally:
             self.open_streams -= 1
             if self.open_streams == 0:
@@ -106,7 +176,12 @@ class Script:
                     self.subscribe_episodes,
                     request_deserializer=messages.SubscribeEpisodesRequest.FromString,
                     response_serializer=Response.SerializeToString,
-                )
+                ),
+                "AppendEpisodeStream": grpc.stream_stream_rpc_method_handler(
+                    self.append_episode_stream,
+                    request_deserializer=messages.AppendEpisodeStreamRequest.FromString,
+                    response_serializer=messages.AppendEpisodeStreamResponse.SerializeToString,
+                ),
             },
         )
         yield grpc.method_handlers_generic_handler(

@@ -134,6 +134,7 @@ from hivemem._models import (
 )
 from hivemem._session import Agent, Session
 from hivemem._subscription import Subscription
+from hivemem._writer import PendingAppend, Writer
 
 __all__ = [
     "Agent",
@@ -204,6 +205,7 @@ __all__ = [
     "Overloaded",
     "PageTokenMalformed",
     "PartialDuplicate",
+    "PendingAppend",
     "PermissionDenied",
     "PlanProgress",
     "PositionRange",
@@ -253,6 +255,7 @@ __all__ = [
     "Unimplemented",
     "VectorInvalid",
     "VersionConflict",
+    "Writer",
     "WrongThreadState",
     "uuid7",
 ]

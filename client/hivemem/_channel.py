@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -26,10 +26,15 @@ from hivemem.v1.session_service_pb2_grpc import SessionServiceStub
 from hivemem.v1.thread_service_pb2_grpc import ThreadServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from hivemem.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
-    from hivemem.v1.episode_service_pb2 import SubscribeEpisodesRequest, SubscribeEpisodesResponse
+    from hivemem.v1.episode_service_pb2 import (
+        AppendEpisodeStreamRequest,
+        AppendEpisodeStreamResponse,
+        SubscribeEpisodesRequest,
+        SubscribeEpisodesResponse,
+    )
     from hivemem.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
     from hivemem.v1.namespace_service_pb2_grpc import NamespaceServiceAsyncStub
     from hivemem.v1.search_service_pb2_grpc import SearchServiceAsyncStub
@@ -40,12 +45,14 @@ ChannelCredentials = grpc.ChannelCredentials
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Request, Response]"
+StreamCall: TypeAlias = "grpc.aio.UnaryStreamCall[Any, Response] | grpc.aio.StreamStreamCall[Any, Response]"
 
 _CLOSED = "this client is closed: use it inside of `async with`"
 DEFAULT_PORT = 7400
 # Proxies allow about 100 streams a connection, and let further calls wait without a word. What is left is for
 # unary calls.
 _STREAMS_A_CHANNEL = 80
+_A_MOMENT = 0.02
 _MEBIBYTE = 1 << 20
 _OPTIONS: list[tuple[str, int]] = [
     # The contract allows messages of 8 MiB; the margin is for what surrounds them.
@@ -119,10 +126,17 @@ class Connection:
         """Opens a stream of SubscribeEpisodes. It is up to the caller to cancel it."""
         self._check_open()
         channel = self._channel_with_room()
-        call = channel.episodes.SubscribeEpisodes(request)
-        channel.streams += 1
-        call.add_done_callback(channel.release)
-        return Stream(call, self, channel)
+        return Stream(channel.episodes.SubscribeEpisodes(request), self, channel)
+
+    def append(self, requests: AsyncIterator[AppendEpisodeStreamRequest]) -> Stream[AppendEpisodeStreamResponse]:
+        """Opens a stream of AppendEpisodeStream that sends the requests as they come and as the server takes them.
+
+        The server is told that there will be no more when they end. It is up to the caller to cancel the stream,
+        and to end the requests: gRPC waits for the next one also after the stream has ended.
+        """
+        self._check_open()
+        channel = self._channel_with_room()
+        return Stream(channel.episodes.AppendEpisodeStream(requests), self, channel)
 
     async def close(self) -> None:
         """Ends all calls and closes all connections. Closing twice is harmless."""
@@ -184,15 +198,21 @@ class Connection:
 
 
 class Channel:
-    """One connection with the methods of the contract on it, and how many streams it carries."""
+    """One connection with the methods of the contract on it, and the streams that it carries."""
 
     def __init__(self, grpc_channel: grpc.aio.Channel) -> None:
         self.grpc_channel = grpc_channel
-        self.streams = 0
+        self._calls: set[StreamCall[Any]] = set()
 
-    def release(self, _call: object) -> None:
-        """Notes that a stream has ended."""
-        self.streams -= 1
+    @property
+    def streams(self) -> int:
+        """How many streams it carries."""
+        return len(self._calls)
+
+    def carry(self, call: StreamCall[Any]) -> None:
+        """Counts a stream until it ends, of which gRPC may tell twice."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
     @cached_property
     def episodes(self) -> EpisodeServiceAsyncStub:
@@ -232,12 +252,8 @@ class Stream(Generic[Response]):
     taken for dead; the time in which nobody reads does not count.
     """
 
-    def __init__(
-        self,
-        call: grpc.aio.UnaryStreamCall[SubscribeEpisodesRequest, Response],
-        connection: Connection,
-        channel: Channel,
-    ) -> None:
+    def __init__(self, call: StreamCall[Response], connection: Connection, channel: Channel) -> None:
+        channel.carry(call)
         self.silence = connection.timeout
         self._call = call
         self._connection = connection
@@ -262,9 +278,9 @@ class Stream(Generic[Response]):
         return outcome
 
     async def _read(self) -> Response | HivememError | None:
-        timer = asyncio.get_running_loop().call_later(self.silence, self._give_up)
+        timer = asyncio.get_running_loop().call_later(self.silence, self._take_for_dead)
         try:
-            message = await self._call.read()
+            message = await self._read_or_learn_why()
         except grpc.aio.AioRpcError as error:
             return self._connection.error(error)
         except asyncio.CancelledError:
@@ -275,13 +291,28 @@ class Stream(Generic[Response]):
             timer.cancel()
         return None if message is grpc.aio.EOF else cast("Response", message)
 
-    def _give_up(self) -> None:
-        self._end(self._connection.unreachable(f"no message for {self.silence:g} s"))
+    async def _read_or_learn_why(self) -> Any:
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INTERNAL or _status_details(error) is not None:
+                raise
+        # gRPC says this of a request that was sent when the server had ended the stream; the server's own word on it
+        # takes its place a moment later.
+        await asyncio.sleep(_A_MOMENT)
+        return await self._call.read()
+
+    def _take_for_dead(self) -> None:
+        self.give_up(f"no message for {self.silence:g} s")
         self._connection.condemn(self._channel)
+
+    def give_up(self, details: str) -> None:
+        """Ends the call at once; a read that is under way raises ConnectionFailed with these details."""
+        self._end(self._connection.unreachable(details))
 
     def cancel(self) -> None:
         """Ends the call at once; a read that is under way raises Closed."""
-        self._end(Closed("this subscription is closed"))
+        self._end(Closed("this stream is closed"))
 
     async def aclose(self) -> None:
         """Ends the call at once, and waits for a read that is under way."""

@@ -20,6 +20,7 @@ from hivemem.v1 import (
     admin_service_pb2,
     agent_service_pb2,
     episode_service_pb2,
+    error_reason_pb2,
     namespace_service_pb2,
     search_service_pb2,
     session_service_pb2,
@@ -746,6 +747,28 @@ def status_error(status: str, text: str, details: bytes | None) -> _errors.Hivem
         violations=violations,
         retry_delay=retry_delay,
     )
+
+
+def failure_error(failure: types_pb2.Failure) -> _errors.HivememError:
+    """The exception for an append that was refused in-band, by the same reasons."""
+    reason = _reason(failure.reason)
+    return _errors.HivememError.class_for(reason, "")(
+        failure.message or reason,
+        reason=reason,
+        metadata=failure.metadata,
+        violations=[
+            _errors.FieldViolation(field=violation.field, description=violation.description)
+            for violation in failure.violations
+        ],
+        retry_delay=duration(failure.retry_delay).total_seconds() if failure.HasField("retry_delay") else None,
+    )
+
+
+def _reason(number: error_reason_pb2.ErrorReason.ValueType) -> str:
+    try:
+        return error_reason_pb2.ErrorReason.Name(number).removeprefix("ERROR_REASON_")
+    except ValueError:  # one that only a newer server knows
+        return "UNKNOWN"
 
 
 def _parsed(details: bytes | None) -> list[Any_]:

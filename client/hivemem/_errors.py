@@ -54,7 +54,7 @@
     ├── Unauthenticated
     ├── PermissionDenied
     ├── InternalError ··············· `error_id`
-    └── Closed ······················ this client or subscription was closed here
+    └── Closed ······················ this client, subscription or writer was closed here
 
 Every exception is made from the machine-readable reason that the server sent, never from the text of a
 message. A reason that this client does not know becomes the family of its status.
@@ -395,6 +395,6 @@ class InternalError(HivememError, status="INTERNAL", reason="INTERNAL"):
 
 
 class Closed(HivememError):
-    """This client or subscription was closed here."""
+    """This client, subscription or writer was closed here."""
 
     default_reason = "CLOSED"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TYPE_CHECKING, Required, TypeAlias, TypedDict, overload
 
 from hivemem._ids import new_episode_id
 
@@ -193,6 +193,24 @@ class NewEpisode:
     supersedes_threads: Sequence[str | ThreadReference] = ()
     # Agents that this is addressed to. Everybody may still read it.
     to_agents: Sequence[str] = ()
+
+
+class EpisodeFields(TypedDict, total=False):
+    """The fields of NewEpisode as choices of a call. None is the same as not given."""
+
+    summary: Required[str]
+    decisions: Sequence[str | NewDecision]
+    open_threads: Sequence[str | NewThread]
+    resolves: Sequence[str | ThreadReference]
+    drops: Sequence[str | ThreadReference]
+    supersedes_threads: Sequence[str | ThreadReference]
+    tags: Sequence[str]
+    kind: str | None
+    attributes: Attributes | None
+    turn: int | None
+    event_time: datetime | None
+    to_agents: Sequence[str]
+    episode_id: str | None
 
 
 @dataclass(frozen=True, slots=True)

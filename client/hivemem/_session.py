@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hivemem import _convert
 from hivemem._models import NewEpisode
+from hivemem._writer import Writer
 from hivemem.v1 import episode_service_pb2 as episode_messages
 from hivemem.v1 import session_service_pb2 as session_messages
 
@@ -183,3 +184,30 @@ class Agent:
         )
         response = await self._client._connection.call(lambda to: to.episodes.AppendEpisodes, request, timeout)
         return _convert.appended(response)
+
+    def writer(
+        self,
+        *,
+        max_pending: int = 256,
+        max_pending_bytes: int = 8 << 20,
+        writer_fence: int | None = None,
+        timeout: float | None = None,
+    ) -> Writer:
+        """For many appends without waiting for each: `async with agent.writer() as writer`; see `Writer`.
+
+        At most `max_pending` appends and `max_pending_bytes` wait for their answer. `timeout`, in seconds, is how
+        long the server may be away before they fail; the client's if not given.
+        """
+        opening = episode_messages.AppendEpisodeStreamRequest.Open(
+            namespace=self._client.namespace,
+            session_id=self.session_id,
+            agent_id=self.agent_id,
+            writer_fence=writer_fence or 0,
+        )
+        return Writer(
+            self._client._connection,
+            opening,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            timeout=timeout,
+        )

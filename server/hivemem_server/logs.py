@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 import structlog
+from hivemem.redaction import Redactor
+
+_redactor = Redactor()
 
 
 def configure(level: str = "INFO") -> None:
     """Sets up logging for the process; libraries speak up from WARNING on."""
-    pretty = sys.stderr.isatty()
-    # Tracebacks without the values of variables, which may hold what agents wrote.
-    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-    as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+    console, lines = structlog.dev.ConsoleRenderer(), structlog.processors.JSONRenderer(ensure_ascii=False)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            # As text, without the values of variables, which may hold what agents wrote.
+            structlog.processors.format_exc_info,
+            _redacted,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([console] if pretty else as_json),
+            console if sys.stderr.isatty() else lines,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -28,3 +33,8 @@ def configure(level: str = "INFO") -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     for noisy in ("psycopg.pool", "grpc", "httpx", "openai"):  # what matters of theirs, the server says itself
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+
+
+def _redacted(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Takes secrets out of every text of a line, whatever brought them there."""
+    return {name: _redactor.redact(value) if isinstance(value, str) else value for name, value in event.items()}

@@ -126,7 +126,8 @@ async def test_a_namespace_that_is_deleted_is_gone_and_may_be_made_again(stubs: 
 
 async def test_settings_of_a_namespace_are_kept_and_checked(stubs: Stubs) -> None:
     pb_ = namespace_service_pb2
-    german = pb_.NamespaceSettings(description="d", text_language="german", labels={"k": "v"})
+    rules = pb_.RedactionSettings(enabled=True, kinds=["email"], patterns=["project-[0-9]+"])
+    german = pb_.NamespaceSettings(description="d", text_language="german", labels={"k": "v"}, redaction=rules)
     await stubs.namespaces.CreateNamespace(pb_.CreateNamespaceRequest(namespace="n", settings=german))
     got = (await stubs.namespaces.GetNamespace(pb_.GetNamespaceRequest(namespace="n"))).namespace
     assert got.settings == german

@@ -17,14 +17,14 @@ def test_the_public_names_are_these() -> None:
         InternalError InvalidArgument InvalidField LogRecord Message MessageRole ModelUnknown
         NamespaceDamaged NamespaceExists NamespaceInfo NamespaceNotFound NamespaceSettings NewDecision
         NewEpisode NewThread NoStream NotFound Omission OpenThread OperationNotFound OutOfRange Overloaded
-        PageTokenMalformed PartialDuplicate PermissionDenied PlanProgress PositionRange Presence
+        PageTokenMalformed PartialDuplicate PendingAppend PermissionDenied PlanProgress PositionRange Presence
         QuotaExceeded QuotaSettings RecordKind RedactionSettings Removal RemovalReason ResourceExhausted
         Resumed RetentionSettings Revision RevisionConflict ScoreExplanation SearchHit SearchOptions
         SearchResult ServerStats Session SessionClosed SessionExists SessionInfo SessionNotFound
         SessionState SessionSummary Shortfall SlowConsumer StandingDecision Start Stats StorageFull
         StreamExists Subscription Thread ThreadEvent ThreadEventType ThreadNotFound ThreadOrder
         ThreadReference ThreadState TimeRange TooLarge Unauthenticated Unavailable Unimplemented
-        VectorInvalid VersionConflict WrongThreadState uuid7
+        VectorInvalid VersionConflict Writer WrongThreadState uuid7
     """
     assert hivemem.__all__ == public.split()
 

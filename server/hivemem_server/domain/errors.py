@@ -4,7 +4,7 @@ HivememError
 ├── InvalidField            PageTokenMalformed  CursorMalformed  CursorForeign  VectorInvalid
 ├── NotFound                Namespace-, Session-, Episode-, Thread-, CursorNotFound, ModelUnknown, EpisodeErased
 ├── AlreadyExists           EpisodeIdReused  SessionExists  NamespaceExists
-├── Conflict                RevisionConflict  FenceStale
+├── Conflict                RevisionConflict  ConditionFailed  FenceStale
 ├── PreconditionFailed      SessionClosed  PartialDuplicate  ClaimHeld  ThreadStateConflict
 ├── CursorExpired, CursorDiverged
 ├── Exhausted               TooLarge  SlowConsumer  StorageFull
@@ -156,6 +156,12 @@ class RevisionConflict(Conflict):
     """The stream is not at the expected revision."""
 
     reason = "REVISION_CONFLICT"
+
+
+class ConditionFailed(Conflict):
+    """Something that matches an append condition was appended after its position."""
+
+    reason = "CONDITION_FAILED"
 
 
 class FenceStale(Conflict):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from hivemem_server.domain.appends import Append
 from hivemem_server.domain.embedder import EmbeddingModel
 from hivemem_server.domain.errors import HivememError
 from hivemem_server.domain.filters import Filter, SessionFilter, ThreadFilter
 from hivemem_server.domain.ranking import Candidate
 from hivemem_server.domain.resume import ResumeMaterial, ResumeTarget
 from hivemem_server.domain.values import (
-    Append,
     AppendOutcome,
     Episode,
     LogRecord,

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hivemem_server.domain import limits
+from hivemem_server.domain.appends import Append, Condition
 from hivemem_server.domain.errors import InvalidField, TooLarge, Violation
 from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter
-from hivemem_server.domain.values import Append, Attributes, NewEpisode, OpenThread, ThreadReference
+from hivemem_server.domain.values import Attributes, NewEpisode, OpenThread, ThreadReference
 
 _ID = re.compile(rf"[A-Za-z0-9\-_.:@/]{{1,{limits.ID_CHARACTERS}}}")
 _ID_RULE = f"must be 1 to {limits.ID_CHARACTERS} characters of A-Za-z0-9-_.:@/"
@@ -86,11 +87,21 @@ def check_append(found: Violations, append: Append, size: int) -> None:
     found.identifier("agent_id", append.agent_id)
     if not append.episodes:
         found.add("episodes", "must not be empty")
+    found.count("conditions", append.conditions, limits.CONDITIONS)
+    for index, condition in enumerate(append.conditions[: limits.CONDITIONS]):
+        _check_condition(found, f"conditions[{index}]", condition)
     found.count("episodes", append.episodes, limits.APPEND_EPISODES)
     for index, episode in enumerate(append.episodes[: limits.APPEND_EPISODES]):
         _check_episode(found, f"episodes[{index}]", episode)
     _check_unique_ids(found, append.episodes)
     found.done()
+
+
+def _check_condition(found: Violations, path: str, condition: Condition) -> None:
+    check_filter(found, condition.wanted, f"{path}.filter")
+    found.at_least(f"{path}.after_position", condition.after)
+    if condition.wanted == Filter():
+        found.add(f"{path}.filter", "must set at least one field")
 
 
 def _check_unique_ids(found: Violations, episodes: Sequence[NewEpisode]) -> None:

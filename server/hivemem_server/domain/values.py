@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
+from hivemem.redaction import Rules
+
 AttributeValue: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = Mapping[str, AttributeValue]
 
@@ -79,6 +81,7 @@ class NamespaceSettings:
     description: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     text_language: str = "english"
+    redaction: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,16 +240,6 @@ class Expectation:
 
     state: StreamState = StreamState.ANY
     revision: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
-    """One append: all its episodes or none, to one stream."""
-
-    session_id: str
-    agent_id: str
-    episodes: tuple[NewEpisode, ...]
-    expectation: Expectation = Expectation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from hivemem_server.domain.appends import Append
 from hivemem_server.domain.errors import Draining, HivememError, Overloaded, Unavailable
 from hivemem_server.domain.ports import LogStore
-from hivemem_server.domain.values import Append, AppendOutcome, Namespace
+from hivemem_server.domain.values import AppendOutcome, Namespace
 
 _log = structlog.get_logger()
 
@@ -51,6 +52,10 @@ class Appender:
 
     async def append(self, namespace: Namespace, append: Append) -> AppendOutcome:
         """Stores one append durably, or raises why it was refused."""
+        return await self.submit(namespace, append)
+
+    def submit(self, namespace: Namespace, append: Append) -> asyncio.Future[AppendOutcome]:
+        """Puts one append in line at once, behind those submitted before. Raises Draining, Overloaded."""
         if self._draining:
             raise Draining("the server is stopping: send the append again, to another replica where there is one")
         if self.pending >= PENDING_MOST:
@@ -61,7 +66,7 @@ class Appender:
         self.pending += 1
         if lane.task is None:
             lane.task = asyncio.create_task(self._commit_all(lane), name=f"append {namespace.name}")
-        return await waiting.outcome
+        return waiting.outcome
 
     async def drain(self) -> None:
         """Turns new appends away and waits until those that were accepted are answered."""
@@ -72,26 +77,35 @@ class Appender:
 
     async def _commit_all(self, lane: _Lane) -> None:
         while batch := _next_batch(lane.waiting):
-            await self._commit(lane.namespace, batch)
+            unavailable = await self._commit(lane.namespace, batch)
+            if unavailable:  # what lies behind fails too: else an append could overtake the one it followed
+                batch += lane.waiting
+                lane.waiting.clear()
+                _answer(batch, [unavailable] * len(batch))
             self.pending -= len(batch)
         lane.task = None
         self._lanes.pop(lane.namespace.key, None)
 
-    async def _commit(self, namespace: Namespace, batch: Sequence[_Waiting]) -> None:
+    async def _commit(self, namespace: Namespace, batch: Sequence[_Waiting]) -> Unavailable | None:
+        """Commits and answers a batch; returns why it could not, if the outcome is not known."""
         try:
             outcomes = await self._store.append(namespace, [waiting.append for waiting in batch])
         except Unavailable as error:
-            _answer(batch, [error] * len(batch))
+            return error
         except Exception as error:
-            if len(batch) > 1:  # one of them hits a fault of ours: it must not take the others with it
-                for waiting in batch:
-                    await self._commit(namespace, [waiting])
-            else:
+            if len(batch) == 1:
                 _answer(batch, [error])
+                return None
+            # One of them hits a fault of ours: it must not take the others with it.
+            for number, waiting in enumerate(batch):
+                if unavailable := await self._commit(namespace, [waiting]):
+                    _answer(batch[number:], [unavailable] * (len(batch) - number))
+                    return unavailable
         else:
             head = max((o.stored[-1].position for o in outcomes if isinstance(o, AppendOutcome)), default=0)
             self._committed(namespace, head)
             _answer(batch, outcomes)
+        return None
 
 
 def _next_batch(waiting: deque[_Waiting]) -> list[_Waiting]:

@@ -7,6 +7,8 @@ are parameters. So statements are built and compiled once for each shape; `shape
 from __future__ import annotations
 
 import datetime as dt
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -39,12 +41,15 @@ from sqlalchemy.sql import ColumnElement
 
 from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter, TimeRange
 from hivemem_server.domain.values import AttributeValue, RecordKind, ThreadState
+from hivemem_server.postgres.database import Query
 from hivemem_server.postgres.tables import agents, log, sessions, threads
 
 Condition: TypeAlias = ColumnElement[bool]
 Params: TypeAlias = dict[str, Any]
 
 NAMESPACE = bindparam("namespace", type_=Integer)
+
+_PARAMETER = re.compile(r"%\((?P<name>\w+)\)s::(?P<type>[A-Z ]+(\[\])?)")
 
 _SET = ("",)  # stands in a shape for whatever a list holds
 _SOME_TIME = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -107,6 +112,23 @@ def record_params(namespace: int, wanted: Filter) -> Params:
         for number, value in enumerate(predicate.values):
             params[f"value_{index}_{number}"] = value if isinstance(value, str) else repr(value).lower()
     return params
+
+
+def reading_json(query: Query) -> str:
+    """The query's text with each of its parameters read from a JSON document, $1."""
+    return _PARAMETER.sub(_from_json, query.text)
+
+
+def as_json(query: Query, params: Params) -> str:
+    """All parameters of the query as that document."""
+    return json.dumps({**query.constants, **params}, ensure_ascii=False, default=dt.datetime.isoformat)
+
+
+def _from_json(parameter: re.Match[str]) -> str:
+    name, type_name = parameter["name"], parameter["type"]
+    if type_name.endswith("[]"):
+        return f"ARRAY(SELECT jsonb_array_elements_text($1->'{name}'))::{type_name}"
+    return f"($1->>'{name}')::{type_name}"
 
 
 def record_conditions(shaped: Filter) -> list[Condition]:

@@ -9,17 +9,16 @@ from dataclasses import replace
 from typing import Any, LiteralString
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Integer, bindparam, cast, func, select, true
+from sqlalchemy import BigInteger, Integer, bindparam, cast, func, literal_column, select, true
 from sqlalchemy.sql import ColumnElement
 
 from hivemem_server.domain import errors
-from hivemem_server.domain.digest import episode_digest
+from hivemem_server.domain.appends import Append, Condition
 from hivemem_server.domain.errors import EpisodeErased, EpisodeNotFound, HivememError
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.passages import searchable_text
 from hivemem_server.domain.ports import LogBounds, Window
 from hivemem_server.domain.values import (
-    Append,
     AppendOutcome,
     Episode,
     Namespace,
@@ -32,7 +31,7 @@ from hivemem_server.domain.values import (
 )
 from hivemem_server.postgres import rows
 from hivemem_server.postgres.database import Database, Query, Row, compiled
-from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record_params, shape
+from hivemem_server.postgres.filters import NAMESPACE, as_json, reading_json, record_conditions, record_params, shape
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
@@ -40,9 +39,9 @@ NIL = UUID(int=0)
 # One autocommit statement: the namespace's lock is never held across a round trip.
 APPEND: LiteralString = """
 SELECT append, outcome, details, r_position, r_revision, r_time FROM append_v1(
-    %s, %s::text[], %s::text[], %s::smallint[], %s::bigint[], %s::int[], %s::uuid[], %s::bytea[], %s::bigint[],
-    %s::text[], %s::text[], %s::text[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::jsonb[], %s::jsonb[],
-    %s::jsonb[], %s::text[])
+    %s, %s::text[], %s::text[], %s::smallint[], %s::bigint[], %s::int[], %s::text[], %s::jsonb[],
+    %s::int[], %s::uuid[], %s::bytea[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::jsonb[],
+    %s::timestamptz[], %s::jsonb[], %s::jsonb[], %s::jsonb[], %s::text[])
 """
 
 # The log's ends in one snapshot: the newest record, or the stored floor of an empty log.
@@ -219,27 +218,56 @@ def _window(shaped: Filter) -> Query:
 
 def _arguments(namespace: Namespace, appends: Sequence[Append]) -> list[object]:
     """The arguments of append_v1, one array a column."""
-    episodes = [(index, append, new) for index, append in enumerate(appends, 1) for new in append.episodes]
-    columns = [_episode_row(namespace, index, append, new) for index, append, new in episodes]
+    columns = [
+        _episode_row(index, append.agent_id, new, digest)
+        for index, append in enumerate(appends, 1)
+        for new, digest in zip(append.episodes, append.digests, strict=True)
+    ]
     return [
         namespace.key,
         [append.session_id for append in appends],
         [append.agent_id for append in appends],
         [int(append.expectation.state) for append in appends],
         [append.expectation.revision for append in appends],
+        *_condition_columns(namespace, appends),
         *map(list, zip(*columns, strict=True)),
     ]
 
 
-def _episode_row(namespace: Namespace, index: int, append: Append, new: NewEpisode) -> tuple[object, ...]:
+def _condition_columns(namespace: Namespace, appends: Sequence[Append]) -> list[list[object]]:
+    conditions = [(index, condition) for index, append in enumerate(appends, 1) for condition in append.conditions]
+    queries = [_breaking(shape(condition.wanted)) for _, condition in conditions]
+    return [
+        [index for index, _ in conditions],
+        [reading_json(query) for query in queries],
+        [
+            as_json(query, record_params(namespace.key, _later(condition)))
+            for query, (_, condition) in zip(queries, conditions, strict=True)
+        ],
+    ]
+
+
+def _later(condition: Condition) -> Filter:
+    """What breaks the condition."""
+    return replace(condition.wanted, after=max(condition.after, condition.wanted.after))
+
+
+@functools.lru_cache(maxsize=1_000)
+def _breaking(shaped: Filter) -> Query:
+    """The query for the position of the first record that breaks a condition of this shape."""
+    conditions = record_conditions(replace(shaped, after=1))
+    return compiled(select(log.c.position).where(*conditions).order_by(log.c.position).limit(literal_column("1")))
+
+
+def _episode_row(index: int, agent_id: str, new: NewEpisode, digest: bytes) -> tuple[object, ...]:
     return (
         index,
         new.episode_id,
-        episode_digest(namespace.digest_key, append.session_id, append.agent_id, new),
+        digest,
         new.turn,
         new.kind,
         new.summary,
-        searchable_text(append.agent_id, new),
+        searchable_text(agent_id, new),
         rows.array_literal(new.tags),
         rows.dumped_attributes(new.attributes),
         new.event_time,
@@ -281,11 +309,14 @@ def _refusal(append: Append, outcome: str, details: dict[str, Any]) -> HivememEr
             message = f"{details['known']} of {details['sent']} episodes are stored already: send the others alone"
             return errors.PartialDuplicate(message, **details)
         case "REVISION_CONFLICT":
-            return _revision_conflict(append, details["actual"])
+            return _revision_conflict(append, details["actual"], details.get("conditions", {}))
+        case "CONDITION_FAILED":
+            message = "news that the conditions did not expect: read on and decide again"
+            return errors.ConditionFailed(message, **_failed_conditions(details["conditions"]))
     return _thread_refusal(outcome, details)
 
 
-def _revision_conflict(append: Append, actual: int) -> HivememError:
+def _revision_conflict(append: Append, actual: int, failed: dict[str, int]) -> HivememError:
     wanted = {
         StreamState.NO_STREAM: "no episode yet",
         StreamState.EXISTS: "an episode",
@@ -299,7 +330,13 @@ def _revision_conflict(append: Append, actual: int) -> HivememError:
         f" expected was {wanted}: read it and decide again",
         expected=expected,
         actual=actual,
+        **_failed_conditions(failed),
     )
+
+
+def _failed_conditions(failed: dict[str, int]) -> dict[str, int]:
+    """Metadata that names each condition that does not hold, and the position that breaks it."""
+    return {f"conditions[{index}]": position for index, position in failed.items()}
 
 
 def _thread_refusal(outcome: str, details: dict[str, Any]) -> HivememError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, LiteralString
 from uuid import uuid4
 
+from hivemem.redaction import Rules
 from psycopg import AsyncConnection
 from sqlalchemy import ColumnElement, Integer, Text, bindparam, func, select, update
 
@@ -22,10 +24,10 @@ RESOLVED_MOST = 1_000
 
 # Keys are drawn under a lock on the whole table: namespaces are made rarely.
 CREATE: LiteralString = """
-INSERT INTO namespaces (namespace_id, name, epoch, digest_key, description, labels, text_language, created_time,
-                        updated_time)
+INSERT INTO namespaces (namespace_id, name, epoch, digest_key, description, labels, text_language, redaction,
+                        created_time, updated_time)
 SELECT coalesce(max(namespace_id), 0) + 1, %(name)s, %(epoch)s, %(digest_key)s, %(description)s, %(labels)s,
-       %(text_language)s, clock_timestamp(), clock_timestamp()
+       %(text_language)s, %(redaction)s, clock_timestamp(), clock_timestamp()
 FROM namespaces
 ON CONFLICT (name) DO NOTHING
 RETURNING namespace_id
@@ -52,6 +54,7 @@ class PostgresNamespaces:
             "description": settings.description,
             "labels": dict(settings.labels),
             "text_language": settings.text_language,
+            "redaction": asdict(settings.redaction),
         }
         async with self._database.transaction() as connection:
             await connection.execute("LOCK TABLE namespaces IN SHARE ROW EXCLUSIVE MODE")
@@ -92,11 +95,12 @@ class PostgresNamespaces:
         """See NamespaceStore."""
         if "text_language" in changes:
             await self._check_language(str(changes["text_language"]))
+        stored = {name: asdict(value) if isinstance(value, Rules) else value for name, value in changes.items()}
         await self._database.query(
             compiled(
                 update(namespaces)
                 .where(namespaces.c.name == name)
-                .values(**changes, updated_time=func.clock_timestamp())
+                .values(**stored, updated_time=func.clock_timestamp())
             )
         )
         self._resolved.pop(name, None)
@@ -146,8 +150,10 @@ _PAGE = compiled(
 
 
 def _namespace(row: Row) -> Namespace:
-    key, name, epoch, digest_key, floor, description, labels, language, created, updated, head = row
-    settings = NamespaceSettings(description=description, labels=labels, text_language=language)
+    key, name, epoch, digest_key, floor, description, labels, language, redaction, created, updated, head = row
+    settings = NamespaceSettings(
+        description=description, labels=labels, text_language=language, redaction=_rules(redaction)
+    )
     return Namespace(
         key=key,
         name=name,
@@ -158,4 +164,12 @@ def _namespace(row: Row) -> Namespace:
         head=head,
         create_time=created,
         update_time=updated,
+    )
+
+
+def _rules(stored: Mapping[str, Any]) -> Rules:
+    return Rules(
+        enabled=stored.get("enabled", True),
+        kinds=tuple(stored.get("kinds", ())),
+        patterns=tuple(stored.get("patterns", ())),
     )

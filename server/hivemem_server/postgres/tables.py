@@ -45,6 +45,7 @@ namespaces = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("labels", JSONB, nullable=False, server_default="{}"),
     Column("text_language", Text, nullable=False, server_default="english"),
+    Column("redaction", JSONB, nullable=False, server_default="{}", comment='{"enabled", "kinds", "patterns"}'),
     Column("created_time", Time, nullable=False),
     Column("updated_time", Time, nullable=False),
 )

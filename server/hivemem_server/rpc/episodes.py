@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import types_pb2
 
 from hivemem_server.domain import limits
+from hivemem_server.domain.appends import Append, Condition, prepared
 from hivemem_server.domain.errors import NotImplementedYet
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogBounds, LogStore, NamespaceStore
+from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.validation import Violations, check_append, check_filter, page_size
 from hivemem_server.domain.values import (
-    Append,
     AppendOutcome,
     Episode,
     Expectation,
@@ -30,6 +33,7 @@ from hivemem_server.log.appender import Appender
 from hivemem_server.log.cursors import NIL, decode_cursor, encode_cursor, expired, verified
 from hivemem_server.log.heads import Heads
 from hivemem_server.rpc import convert
+from hivemem_server.rpc.append_stream import Submit, Submitted, append_stream
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token
 from hivemem_server.rpc.registry import Outgoing
@@ -50,11 +54,30 @@ class EpisodeServicer:
 
     async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
         """Appends episodes to one stream."""
+        namespace = await self._namespaces.resolve(namespace_name(request.namespace))
+        append = self._prepared(namespace, request)
+        return _appended(append, await self._appender.append(namespace, append))
+
+    async def append_episode_stream(
+        self, requests: AsyncIterator[pb.AppendEpisodeStreamRequest]
+    ) -> AsyncIterator[Outgoing]:
+        """Appends many times to one stream."""
+        async with aclosing(append_stream(requests, self._open_stream)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _open_stream(self, opened: pb.AppendEpisodeStreamRequest.Open) -> Submit:
+        namespace = await self._namespaces.resolve(namespace_name(opened.namespace))
+
+        def submit(request: pb.AppendEpisodesRequest) -> Submitted:
+            append = self._prepared(namespace, request)
+            return Submitted(self._appender.submit(namespace, append), partial(_appended, append))
+
+        return submit
+
+    def _prepared(self, namespace: Namespace, request: pb.AppendEpisodesRequest) -> Append:
         _refuse_unbuilt(request)
-        name = namespace_name(request.namespace)
-        append = _append_from(request)
-        outcome = await self._appender.append(await self._namespaces.resolve(name), append)
-        return _appended(append, outcome)
+        return prepared(_append_from(request), namespace, redactor_of(namespace))
 
     async def get_episode(self, request: pb.GetEpisodeRequest) -> pb.GetEpisodeResponse:
         """Returns one episode with its neighbours."""
@@ -157,8 +180,6 @@ class _Terms:
 
 
 def _refuse_unbuilt(request: pb.AppendEpisodesRequest) -> None:
-    if request.conditions:
-        raise NotImplementedYet("this server has no append conditions yet: leave `conditions` empty")
     if request.writer_fence:
         raise NotImplementedYet("this server has no exclusive writing yet: leave `writer_fence` unset")
 
@@ -173,6 +194,10 @@ def _append_from(request: pb.AppendEpisodesRequest) -> Append:
         agent_id=request.agent_id,
         episodes=tuple(episodes),
         expectation=_expectation_from(found, request.expectation),
+        conditions=tuple(
+            Condition(wanted=convert.filter_from(found, given.filter), after=given.after_position)
+            for given in request.conditions[: limits.CONDITIONS + 1]
+        ),
     )
     found.count("episodes", request.episodes, limits.APPEND_EPISODES)
     check_append(found, append, request.ByteSize())

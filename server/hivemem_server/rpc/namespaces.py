@@ -7,19 +7,21 @@ from collections.abc import Sequence
 
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
+from hivemem.redaction import Rules
 from hivemem.v1 import namespace_service_pb2 as pb
 from hivemem.v1 import types_pb2
 
 from hivemem_server.domain import limits
 from hivemem_server.domain.errors import NotImplementedYet
 from hivemem_server.domain.ports import NamespaceStore
+from hivemem_server.domain.redactors import redactor
 from hivemem_server.domain.validation import Violations, check_labels, page_size
 from hivemem_server.domain.values import Namespace, NamespaceSettings
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.pages import page_key, page_token
 
 DEFAULT = "default"
-NOT_BUILT = ("redaction", "retention", "quota")
+NOT_BUILT = ("retention", "quota")
 
 
 def namespace_name(given: str) -> str:
@@ -66,7 +68,7 @@ class NamespaceServicer:
         """Changes the fields that the mask names."""
         found = Violations()
         settings = _settings(found, request.settings)
-        paths = masked(found, request, request.settings, ("description", "labels", "text_language"))
+        paths = masked(found, request, request.settings, ("description", "labels", "text_language", "redaction"))
         found.done()
         changes = {path: getattr(settings, path) for path in paths}
         namespace = await self._store.update(namespace_name(request.namespace), changes)
@@ -109,7 +111,12 @@ def message(namespace: Namespace) -> pb.Namespace:
     return pb.Namespace(
         name=namespace.name,
         settings=pb.NamespaceSettings(
-            description=settings.description, labels=settings.labels, text_language=settings.text_language
+            description=settings.description,
+            labels=settings.labels,
+            text_language=settings.text_language,
+            redaction=pb.RedactionSettings(
+                enabled=settings.redaction.enabled, kinds=settings.redaction.kinds, patterns=settings.redaction.patterns
+            ),
         ),
         first_position=namespace.floor + 1,
         head_position=namespace.head,
@@ -128,5 +135,18 @@ def _settings(found: Violations, given: pb.NamespaceSettings) -> NamespaceSettin
     check_labels(found, "settings.labels", given.labels)
     found.text("settings.text_language", given.text_language, limits.TAG_BYTES)
     return NamespaceSettings(
-        description=given.description, labels=dict(given.labels), text_language=given.text_language or "english"
+        description=given.description,
+        labels=dict(given.labels),
+        text_language=given.text_language or "english",
+        redaction=_rules(given.redaction),
     )
+
+
+def _rules(given: pb.RedactionSettings) -> Rules:
+    rules = Rules(
+        enabled=given.enabled if given.HasField("enabled") else True,
+        kinds=tuple(sorted(set(given.kinds))),
+        patterns=tuple(given.patterns),
+    )
+    redactor(rules)  # raises for what cannot be used
+    return rules

@@ -1,14 +1,15 @@
 """Puts servicers on the wire: one handler for each method of the contract, and one place where errors become statuses.
 
-A servicer is an object with a coroutine method for each rpc, named as the rpc in snake case, that takes the request and
-returns the response, or is an async generator of responses. What it does not have answers UNIMPLEMENTED.
+A servicer is an object with a method for each rpc, named as the rpc in snake case: a coroutine that takes the request
+and returns the response, or an async generator of responses, which for a client's stream takes an async iterator of
+requests. What it does not have answers UNIMPLEMENTED.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -50,7 +51,7 @@ def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandle
     parse = _lenient(message_factory.GetMessageClass(method.input_type))
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(
-            _refused(method), request_deserializer=parse, response_serializer=_serialized
+            _streaming(method.full_name, implementation), request_deserializer=parse, response_serializer=_serialized
         )
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(
@@ -88,7 +89,8 @@ def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _check_parsed(request: object) -> None:
+def check_parsed(request: object) -> None:
+    """Raises for bytes that were no message; a servicer asks it for each request of a stream."""
     if isinstance(request, Malformed):
         raise InvalidField.at("request", "the bytes are no message of this method, or its text is not valid UTF-8")
 
@@ -97,7 +99,7 @@ def _unary(name: str, implementation: Unary) -> Callable[[Any, Context], Awaitab
     async def handle(request: Any, context: Context) -> Message:
         deadline.begin(context.time_remaining())
         try:
-            _check_parsed(request)
+            check_parsed(request)
             return await implementation(request)
         except Exception as error:
             await _abort(context, status.known(error, name))
@@ -109,22 +111,13 @@ def _unary(name: str, implementation: Unary) -> Callable[[Any, Context], Awaitab
 def _streaming(name: str, implementation: Streaming) -> Callable[[Any, Context], Awaitable[None]]:
     async def handle(request: Any, context: Context) -> None:
         try:
-            _check_parsed(request)
+            if not isinstance(request, AsyncIterator):
+                check_parsed(request)
             async with aclosing(implementation(request)) as responses:
                 async for response in responses:
                     await _write(context, response)
         except Exception as error:
             _end(context, status.known(error, name))
-
-    return handle
-
-
-def _refused(method: MethodDescriptor) -> Callable[[Any, Context], Awaitable[None]]:
-    async def handle(requests: object, context: Context) -> None:
-        try:
-            await _missing(method)(requests)
-        except HivememError as error:
-            await _abort(context, error)
 
     return handle
 

@@ -10,6 +10,7 @@ from hivemem.v1 import session_service_pb2 as pb
 from hivemem_server.domain import limits
 from hivemem_server.domain.filters import SessionFilter
 from hivemem_server.domain.ports import LogStore, NamespaceStore, ResumeStore, SessionStore
+from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.resume import (
     AgentSeen,
     ResumeMaterial,
@@ -40,12 +41,14 @@ class SessionServicer:
         name = namespace_name(request.namespace)
         labels = dict(request.labels)
         check_session(request.session_id, request.user_id, request.goal, labels, request.continues_session_id)
+        namespace = await self._namespaces.resolve(name)
+        clean = redactor_of(namespace).redact
         session, created = await self._sessions.open(
-            await self._namespaces.resolve(name),
+            namespace,
             request.session_id,
             user_id=request.user_id,
-            goal=request.goal,
-            labels=labels,
+            goal=clean(request.goal),
+            labels={clean(key): clean(value) for key, value in labels.items()},
             continues_session_id=request.continues_session_id,
         )
         return pb.CreateSessionResponse(session=message(name, session), created=created)
@@ -77,11 +80,13 @@ class SessionServicer:
         check_labels(found, "labels", request.labels)
         paths = masked(found, request, request, ("goal", "labels"))
         found.done()
+        clean = redactor_of(namespace).redact
+        labels = {clean(key): clean(value) for key, value in request.labels.items()}
         session = await self._sessions.update(
             namespace,
             request.session_id,
-            goal=request.goal if "goal" in paths else None,
-            labels=dict(request.labels) if "labels" in paths else None,
+            goal=clean(request.goal) if "goal" in paths else None,
+            labels=labels if "labels" in paths else None,
         )
         return pb.UpdateSessionResponse(session=message(namespace.name, session))
 

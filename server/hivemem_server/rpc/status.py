@@ -11,6 +11,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from hivemem.v1.error_reason_pb2 import ErrorReason
 
 from hivemem_server.domain.errors import HivememError, InvalidField, Unavailable
 
@@ -86,6 +87,11 @@ def known(error: Exception, method: str) -> HivememError:
 def code(error: HivememError) -> grpc.StatusCode:
     """The status code of an error."""
     return CODES[error.reason]
+
+
+def reason_number(error: HivememError) -> ErrorReason.ValueType:
+    """The reason as the contract's enum has it."""
+    return ErrorReason.Value(f"ERROR_REASON_{error.reason}")
 
 
 def trailers(error: HivememError) -> tuple[tuple[str, bytes], ...]:

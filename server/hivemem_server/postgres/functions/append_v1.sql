@@ -10,15 +10,18 @@
 -- (synchronous_commit), because a SET on the function would end before the commit.
 --
 -- Arguments: the namespace's key; arrays with one element an append (session, agent, expectation: 0 any, 1 no stream,
--- 2 stream exists, 3 exactly `revision`); arrays with one element an episode, grouped by append in order (`e_append` is
--- the append's index from 1). `e_ended` holds the threads that an episode ends: [{"id", "fence", "how"}], `how` being a
--- thread event type. `e_tags` and `e_to_agents` are array literals.
+-- 2 stream exists, 3 exactly `revision`); arrays with one element an append condition, and arrays with one element an
+-- episode, both grouped by append in order (`c_append` and `e_append` are the append's index from 1). A condition is a
+-- query for the position of the first record that breaks it, with its parameters as $1; the same filter that lists and
+-- subscriptions use compiles to it. `e_ended` holds the threads that an episode ends: [{"id", "fence", "how"}], `how`
+-- being a thread event type. `e_tags` and `e_to_agents` are array literals.
 --
 -- Returns one row an episode for appends that are stored (outcome OK) or were stored before (DUPLICATE), in order; one
 -- row with a reason of the contract and its details for an append that is refused.
 CREATE FUNCTION append_v1(
     p_namespace int,
     a_session text[], a_agent text[], a_expectation smallint[], a_revision bigint[],
+    c_append int[], c_query text[], c_params jsonb[],
     e_append int[], e_id uuid[], e_digest bytea[], e_turn bigint[], e_kind text[], e_summary text[], e_search text[],
     e_tags text[], e_attributes jsonb[], e_event_time timestamptz[], e_decisions jsonb[], e_threads jsonb[],
     e_ended jsonb[], e_to_agents text[]
@@ -36,6 +39,7 @@ DECLARE
     v_refusal record;
     v_next bigint;
     v_linked boolean;    -- has the append decisions or threads at all?
+    v_failed jsonb;      -- conditions that do not hold: {"index": position}
     v_from int;
     v_through int := 0;  -- the append's episodes are v_from .. v_through
 BEGIN
@@ -116,8 +120,16 @@ BEGIN
            OR a_expectation[i] = 2 AND v_revision = 0
            OR a_expectation[i] = 3 AND v_revision <> a_revision[i] THEN
             outcome := 'REVISION_CONFLICT';
-            details := jsonb_build_object('expectation', a_expectation[i], 'expected', a_revision[i],
-                                          'actual', v_revision);
+            details := jsonb_build_object('actual', v_revision);
+        END IF;
+        IF i = ANY (c_append) THEN
+            v_failed := append_conditions_v1(i, c_append, c_query, c_params);
+            IF v_failed <> '{}' THEN
+                outcome := CASE outcome WHEN 'OK' THEN 'CONDITION_FAILED' ELSE outcome END;
+                details := details || jsonb_build_object('conditions', v_failed);
+            END IF;
+        END IF;
+        IF outcome <> 'OK' THEN
             RETURN NEXT;
             CONTINUE;
         END IF;
@@ -172,6 +184,25 @@ BEGIN
         END IF;
         v_head := v_next;
     END LOOP;
+END
+$$;
+
+-- Which conditions of an append do not hold: {"index from 0": "position of the first record that breaks it"}.
+CREATE FUNCTION append_conditions_v1(p_append int, c_append int[], c_query text[], c_params jsonb[]) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_first int := array_position(c_append, p_append);
+    v_position bigint;
+    v_failed jsonb := '{}';
+BEGIN
+    FOR k IN v_first .. cardinality(c_append) LOOP
+        EXIT WHEN c_append[k] <> p_append;
+        EXECUTE c_query[k] INTO v_position USING c_params[k];
+        IF v_position IS NOT NULL THEN
+            v_failed := v_failed || jsonb_build_object((k - v_first)::text, v_position);
+        END IF;
+    END LOOP;
+    RETURN v_failed;
 END
 $$;
 

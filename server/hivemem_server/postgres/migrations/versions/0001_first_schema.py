@@ -142,6 +142,13 @@ def upgrade() -> None:
         sa.Column("description", sa.Text(), server_default="", nullable=False),
         sa.Column("labels", postgresql.JSONB(astext_type=sa.Text()), server_default="{}", nullable=False),
         sa.Column("text_language", sa.Text(), server_default="english", nullable=False),
+        sa.Column(
+            "redaction",
+            postgresql.JSONB(astext_type=sa.Text()),
+            server_default="{}",
+            nullable=False,
+            comment='{"enabled", "kinds", "patterns"}',
+        ),
         sa.Column("created_time", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_time", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("namespace_id"),

@@ -1,0 +1,78 @@
+"""An append as it is asked for, and as it is handed to the log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import astuple, dataclass, field, replace
+
+from hivemem.redaction import Redactor
+
+from hivemem_server.domain.filters import Filter
+from hivemem_server.domain.values import AttributeValue, Expectation, Namespace, NewEpisode
+
+_VERSION = b"\x01"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Fails an append if anything that matches was appended after the position."""
+
+    wanted: Filter
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """One append: all its episodes or none, to one stream. `digests` are of the episodes as they were received."""
+
+    session_id: str
+    agent_id: str
+    episodes: tuple[NewEpisode, ...]
+    expectation: Expectation = field(default_factory=Expectation)
+    conditions: tuple[Condition, ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+
+def prepared(append: Append, namespace: Namespace, redactor: Redactor) -> Append:
+    """The append as it may be stored: digests of what was received, then secrets taken out.
+
+    In this order, so that a resend is known whatever the rules of redaction have become meanwhile.
+    """
+    stream = (append.session_id, append.agent_id)
+    return replace(
+        append,
+        digests=tuple(episode_digest(namespace.digest_key, *stream, episode) for episode in append.episodes),
+        episodes=tuple(redacted(episode, redactor) for episode in append.episodes),
+    )
+
+
+def episode_digest(key: bytes, session_id: str, agent_id: str, episode: NewEpisode) -> bytes:
+    """33 bytes: a version, then a keyed hash of everything that the client sent.
+
+    Keyed, so that a stolen digest does not confirm a guess of what was redacted or erased. Versioned, so that episodes
+    stored under an older rule can still be compared by it.
+    """
+    content = [session_id, agent_id, *astuple(episode)]
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=str)
+    return _VERSION + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=key).digest()
+
+
+def redacted(episode: NewEpisode, redactor: Redactor) -> NewEpisode:
+    """The episode without the secrets in its texts, tags and attributes; ids are not looked at."""
+    clean = redactor.redact
+
+    def value(given: AttributeValue) -> AttributeValue:
+        return clean(given) if isinstance(given, str) else given
+
+    return replace(
+        episode,
+        summary=clean(episode.summary),
+        tags=tuple(map(clean, episode.tags)),
+        attributes={clean(key): value(given) for key, given in episode.attributes.items()},
+        decisions=tuple(replace(decision, text=clean(decision.text)) for decision in episode.decisions),
+        open_threads=tuple(
+            replace(thread, text=clean(thread.text), tags=tuple(map(clean, thread.tags)))
+            for thread in episode.open_threads
+        ),
+    )
