@@ -45,6 +45,7 @@ _log = structlog.get_logger()
 Progress = Callable[[str], None]
 REOPEN_SECONDS = (1.0, 30.0)  # first and longest pause between tries to open an embedder
 RESTART_SECONDS = 1.0
+DRAIN_APPENDS_SECONDS = 2.0
 
 
 class StartError(Exception):
@@ -176,26 +177,33 @@ class _Server:
         return embedder.model
 
     async def _open_later(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            pause, longest = REOPEN_SECONDS
-            while self._slot.embedder is None:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, longest)
-                try:
-                    model = await self._opened(stack)
-                except EmbedderUnavailable:
-                    continue
-                except (EmbedderRejected, ModelMismatch) as error:
-                    _log.error("the embedding model cannot be used", reason=str(error))
-                else:
-                    _log.info("the embedding model answers", model=model.name)
-            await self._indexer.run()
+        pause, longest = REOPEN_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+            async with contextlib.AsyncExitStack() as stack:
+                if await self._opens_now(stack):
+                    try:
+                        await self._indexer.run()
+                    finally:
+                        self._slot.embedder = None  # it is closed with the stack
+
+    async def _opens_now(self, stack: contextlib.AsyncExitStack) -> bool:
+        try:
+            model = await self._opened(stack)
+        except (EmbedderUnavailable, DatabaseUnavailable):
+            return False
+        except (EmbedderRejected, ModelMismatch) as error:
+            _log.error("the embedding model cannot be used", reason=str(error))
+            return False
+        _log.info("the embedding model answers", model=model.name)
+        return True
 
     async def drain(self) -> None:
         """Ends in good order: streams are sent away, what was accepted is committed, then the port closes."""
         await self.rpc.say_not_serving()
         self.heads.drain()
-        await self._appender.drain()
+        await self._appender.drain(DRAIN_APPENDS_SECONDS)
         await self.rpc.stop(self._settings.drain_seconds)
 
 

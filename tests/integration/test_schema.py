@@ -36,6 +36,14 @@ async def test_a_database_of_a_newer_server_is_refused(database_url: str) -> Non
         await asyncio.to_thread(schema.upgrade, database_url)
 
 
+async def test_a_database_that_a_newer_server_has_migrated_compatibly_is_used_as_it_is(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    await asyncio.to_thread(schema.upgrade, database_url)
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("9999",)
+
+
 async def test_a_database_in_another_encoding_is_refused(postgres: str) -> None:
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")

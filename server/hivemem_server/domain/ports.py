@@ -34,8 +34,12 @@ from hivemem_server.domain.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One stretch of the log, read in one snapshot. Everything that matches up to `end` is in `records`."""
+    """One stretch of the log, read in one snapshot. Everything that matches up to `end` is in `records`.
 
+    `begin` is the point that it begins after, as the log has it now; its id is nil if no record is there.
+    """
+
+    begin: Point
     records: Sequence[LogRecord]
     end: Point
     head: int
@@ -226,22 +230,30 @@ class IndexStore(Protocol):
         """The next episodes of one namespace that has any to index, under a lease, so that one replica does them."""
         ...
 
+    async def release(self, holder: UUID) -> None:
+        """Gives back the leases of a replica that stops, so that others need not wait for their end."""
+        ...
+
     async def put(
         self, work: IndexWork, model: EmbeddingModel, vectors: Sequence[Sequence[float] | None], refusal: str
     ) -> None:
-        """Stores the vectors, sets those without one aside for the reason, and moves the position; all or nothing."""
+        """Stores the vectors, sets those without one aside for the reason, and moves the position; all or nothing.
+
+        Gives the lease back when the index has caught up. Stores nothing if another replica has taken over meanwhile.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexWork:
-    """Episodes of one namespace to embed; everything up to `through` is done when they are."""
+    """Episodes of one namespace to embed. Everything up to `through` is done with them; `more` may lie behind it."""
 
     namespace_key: int
     holder: UUID
     positions: Sequence[int]
     passages: Sequence[str]
     through: int
+    more: bool
 
 
 class IndexWatch(Protocol):

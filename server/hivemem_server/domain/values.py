@@ -179,6 +179,7 @@ class LogRecord:
     """What the log holds at one position."""
 
     position: int
+    record_id: UUID
     time: dt.datetime
     content: Episode | ThreadEvent
 

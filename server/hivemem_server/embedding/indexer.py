@@ -7,6 +7,7 @@ the reason, and never block those behind them. A model that does not answer is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections.abc import Sequence
 from uuid import UUID
@@ -14,14 +15,14 @@ from uuid import UUID
 import structlog
 
 from hivemem_server.domain.embedder import Embedder, EmbedderRejected, EmbedderSlot, EmbeddingModel
-from hivemem_server.domain.errors import DatabaseUnavailable, EmbedderUnavailable
+from hivemem_server.domain.errors import EmbedderUnavailable, HivememError, StorageFull, Unavailable
 from hivemem_server.domain.ports import IndexStore, IndexWork, SearchStore
 from hivemem_server.domain.values import Namespace
 
 _log = structlog.get_logger()
 
 BATCH = 64
-LEASE = dt.timedelta(seconds=120)
+LEASE = dt.timedelta(seconds=30)  # taken anew for each batch
 IDLE_SECONDS = 1.0  # how often other replicas' appends are looked for
 LONGEST_PAUSE = 30.0
 
@@ -54,24 +55,31 @@ class Indexer:
         return True
 
     async def run(self) -> None:
-        """Indexes for ever; to be begun when the slot holds an embedder."""
+        """Indexes for ever; to be begun when the slot holds an embedder. Gives its leases back when it is ended."""
         embedder = self._slot.embedder
         assert embedder is not None
-        while True:
-            try:
-                work = await self._store.take(embedder.model, self._replica, LEASE, BATCH)
-                if work is None:
-                    await _wait(self._appended, IDLE_SECONDS)
-                    self._appended.clear()
-                    continue
-                await self._index(embedder, work)
-                self._pause = 0.0
-            except EmbedderUnavailable as error:
-                await self._rest(error.message, error.retry_after)
-            except EmbedderRejected as error:
-                await self._rest(error.message, None)
-            except DatabaseUnavailable:  # the pool has logged it
-                await asyncio.sleep(IDLE_SECONDS)
+        try:
+            while True:
+                await self._step(embedder)
+        finally:
+            with contextlib.suppress(HivememError):
+                await self._store.release(self._replica)
+
+    async def _step(self, embedder: Embedder) -> None:
+        try:
+            work = await self._store.take(embedder.model, self._replica, LEASE, BATCH)
+            if work is None:
+                await _wait(self._appended, IDLE_SECONDS)
+                self._appended.clear()
+                return
+            await self._index(embedder, work)
+            self._pause = 0.0
+        except EmbedderUnavailable as error:
+            await self._rest(error.message, error.retry_after)
+        except EmbedderRejected as error:
+            await self._rest(error.message, None)
+        except (Unavailable, StorageFull):  # of the database, which has logged it
+            await asyncio.sleep(IDLE_SECONDS)
 
     async def _index(self, embedder: Embedder, work: IndexWork) -> None:
         refusals: list[str] = []

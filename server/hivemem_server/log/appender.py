@@ -68,23 +68,30 @@ class Appender:
             lane.task = asyncio.create_task(self._commit_all(lane), name=f"append {namespace.name}")
         return waiting.outcome
 
-    async def drain(self) -> None:
-        """Turns new appends away and waits until those that were accepted are answered."""
+    async def drain(self, seconds: float) -> None:
+        """Turns new appends away and waits until those that were accepted are answered, but no longer than that."""
         self._draining = True
         tasks = [lane.task for lane in self._lanes.values() if lane.task]
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=seconds)
 
     async def _commit_all(self, lane: _Lane) -> None:
-        while batch := _next_batch(lane.waiting):
-            unavailable = await self._commit(lane.namespace, batch)
-            if unavailable:  # what lies behind fails too: else an append could overtake the one it followed
-                batch += lane.waiting
-                lane.waiting.clear()
-                _answer(batch, [unavailable] * len(batch))
-            self.pending -= len(batch)
-        lane.task = None
-        self._lanes.pop(lane.namespace.key, None)
+        """Commits what waits until nothing does. However it ends, nobody is left waiting."""
+        batch: list[_Waiting] = []
+        try:
+            while batch := _next_batch(lane.waiting):
+                unavailable = await self._commit(lane.namespace, batch)
+                if unavailable:  # what lies behind fails too: else an append could overtake the one it followed
+                    batch += lane.waiting
+                    lane.waiting.clear()
+                    _answer(batch, [unavailable] * len(batch))
+                self.pending -= len(batch)
+        finally:
+            left = [*batch, *lane.waiting]
+            self.pending -= len(left)
+            _answer(left, [Draining("the server stopped before the append was committed")] * len(left))
+            lane.task = None
+            self._lanes.pop(lane.namespace.key, None)
 
     async def _commit(self, namespace: Namespace, batch: Sequence[_Waiting]) -> Unavailable | None:
         """Commits and answers a batch; returns why it could not, if the outcome is not known."""
@@ -102,9 +109,8 @@ class Appender:
                     _answer(batch[number:], [unavailable] * (len(batch) - number))
                     return unavailable
         else:
-            head = max((o.stored[-1].position for o in outcomes if isinstance(o, AppendOutcome)), default=0)
-            self._committed(namespace, head)
             _answer(batch, outcomes)
+            self._committed(namespace, max((_last_position(outcome) for outcome in outcomes), default=0))
         return None
 
 
@@ -127,3 +133,7 @@ def _answer(batch: Sequence[_Waiting], outcomes: Sequence[AppendOutcome | Hiveme
             waiting.outcome.set_exception(outcome)
         else:
             waiting.outcome.set_result(outcome)
+
+
+def _last_position(outcome: AppendOutcome | HivememError) -> int:
+    return outcome.stored[-1].position if isinstance(outcome, AppendOutcome) else 0

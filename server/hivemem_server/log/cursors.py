@@ -43,13 +43,19 @@ def decode_cursor(namespace: Namespace, cursor: bytes) -> Point:
 async def verified(store: LogStore, namespace: Namespace, point: Point) -> Point:
     """The point, if the log's history still has it. Raises CursorExpired, CursorDiverged."""
     bounds = await store.bounds(namespace)
-    if point.position < bounds.floor:
-        raise expired(point.position, bounds.floor)
-    if point.record_id == NIL or point.position == bounds.floor:
-        return point  # made for a place without a record: before the first, or ahead of the head
-    if point != await store.point(namespace, point.position):
-        raise _diverged(point.position)
+    there = await store.point(namespace, point.position)
+    check_history(point, there or Point(position=point.position, record_id=NIL), bounds.floor)
     return point
+
+
+def check_history(point: Point, there: Point, floor: int) -> None:
+    """Compares a reader's point with what the log has there. Raises CursorExpired, CursorDiverged."""
+    if point.position < floor:
+        raise expired(point.position, floor)
+    if point.record_id == NIL or point.position == floor:
+        return  # made for a place without a record: before the first, or ahead of the head
+    if point.record_id != there.record_id:
+        raise _diverged(point.position)
 
 
 def expired(position: int, floor: int) -> HivememError:

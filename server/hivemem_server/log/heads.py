@@ -58,8 +58,11 @@ class Heads:
                 del self._heads[namespace.key]
 
     def advance(self, namespace: Namespace, position: int) -> None:
-        """Tells that the log has come to `position`."""
-        self._advance(namespace.key, position)
+        """Tells that the log has come to `position` at least."""
+        head = self._heads.get(namespace.key)
+        if head is not None and position > head.position:
+            head.position = position
+            head.wake()
 
     async def beyond(self, namespace: Namespace, position: int, timeout: float) -> bool:
         """Waits until the log is beyond `position`: True then, False when the time is over or the server drains."""
@@ -90,13 +93,17 @@ class Heads:
                 await self._followed.wait()
             with contextlib.suppress(DatabaseUnavailable):  # the pool has logged it; the next round asks again
                 for key, position in (await self._store.heads(list(self._heads))).items():
-                    self._advance(key, position)
+                    self._polled(key, position)
             await asyncio.sleep(self._poll_seconds)
 
-    def _advance(self, key: int, position: int) -> None:
+    def _polled(self, key: int, position: int) -> None:
+        """Takes the database's word, also for a head that is lower than it was: the log's tail may have been cut."""
         head = self._heads.get(key)
-        if head is not None and position > head.position:
-            head.position = position
+        if head is None:
+            return
+        grown = position > head.position
+        head.position = position
+        if grown:
             head.wake()
 
 

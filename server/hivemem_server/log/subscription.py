@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogStore
 from hivemem_server.domain.values import LogRecord, Namespace, Point
-from hivemem_server.log.cursors import expired
+from hivemem_server.log.cursors import check_history
 from hivemem_server.log.heads import Heads
 
 SPAN = 10_000  # positions scanned in one read; what does not match costs no more than that
@@ -66,18 +66,17 @@ async def follow(
     *,
     batch_size: int,
     heartbeat: float,
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event]:
     """Events after `start`, for ever; the last one is GoingAway. A heartbeat is at most `heartbeat` seconds off.
 
     Nothing is held for the reader between two events but its point. Raises CursorExpired if the log's beginning is cut
-    past it.
+    past it, CursorDiverged if the log goes on from another history than what was delivered.
     """
     point, live, spoke = start, False, time.monotonic()
     with heads.following(namespace):
         while not heads.draining:
             window = await store.window(namespace, wanted, point.position, SPAN, batch_size)
-            if point.position < window.floor:
-                raise expired(point.position, window.floor)
+            check_history(point, window.begin, window.floor)
             point = window.end
             heads.advance(namespace, window.head)
             events = _tell(window.records, point, window.head, live=live)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import select
-from collections.abc import AsyncIterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString, Self
 
@@ -37,9 +39,12 @@ _NETWORK = {
     "application_name": "hivemem",
 }
 STATEMENT_SECONDS = 30
+DEADLINE_SECONDS = STATEMENT_SECONDS + 5.0  # when even the statement's own timeout is not heard of
 _SETUP = (
     "SELECT set_config('statement_timeout', %(statement)s, false), set_config('lock_timeout', '10s', false),"
     " set_config('idle_in_transaction_session_timeout', '30s', false), set_config('timezone', 'UTC', false),"
+    # Lock first, check next needs a new snapshot for each statement.
+    " set_config('default_transaction_isolation', 'read committed', false),"
     # An acknowledgement means durable, whatever the database's default is.
     " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END"
 )
@@ -88,7 +93,19 @@ def described(url: str) -> str:
 async def _configure(connection: psycopg.AsyncConnection) -> None:
     await connection.set_autocommit(True)
     connection.adapters.register_dumper(dict, JsonbDumper)
+    connection.add_notice_handler(_log_notice)
     await connection.execute(_SETUP, {"statement": f"{STATEMENT_SECONDS}s"})
+
+
+def _hang_up(connection: psycopg.AsyncConnection) -> None:
+    """Shuts the socket down, which wakes whoever waits for it with an error."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
+
+
+def _log_notice(notice: psycopg.errors.Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING":
+        _log.warning(notice.message_primary)
 
 
 async def _check_idle(connection: psycopg.AsyncConnection) -> None:
@@ -122,13 +139,16 @@ class Database:
             name="hivemem",
         )
         self._reachable = True
+        self._used: set[psycopg.AsyncConnection] = set()
 
     async def __aenter__(self) -> Self:
         await self._pool.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.close(timeout=5)
+        for connection in self._used:
+            _hang_up(connection)
+        await self._pool.close(timeout=2)
 
     async def fetch(self, query: LiteralString, params: Params | None = None) -> list[Row]:
         """Runs one statement in a transaction of its own and returns its rows."""
@@ -152,22 +172,36 @@ class Database:
                     await connection.rollback()
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection]:
-        """A connection on which several statements commit together."""
-        async with self._connection() as connection, connection.transaction():
+    async def transaction(self, seconds: float = DEADLINE_SECONDS) -> AsyncIterator[psycopg.AsyncConnection]:
+        """A connection on which several statements commit together, within so many seconds."""
+        async with self._connection(seconds) as connection, connection.transaction():
             yield connection
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection]:
+    async def _connection(self, seconds: float = DEADLINE_SECONDS) -> AsyncIterator[psycopg.AsyncConnection]:
         try:
             async with self._pool.connection() as connection:
-                yield connection
+                with self._watched(connection, seconds):
+                    yield connection
         except (psycopg.Error, PoolTimeout, PoolClosed, TooManyRequests, OSError) as error:
             raise self._translated(error) from error
         self._note(reachable=True)
 
+    @contextlib.contextmanager
+    def _watched(self, connection: psycopg.AsyncConnection, seconds: float) -> Iterator[None]:
+        """Ends the connection's socket if it is used for too long: a server that is stopped, or gone behind a
+        balancer that acknowledges for it, answers neither a statement nor its cancellation."""
+        watchdog = asyncio.get_running_loop().call_later(seconds, _hang_up, connection)
+        self._used.add(connection)
+        try:
+            yield
+        finally:
+            self._used.discard(connection)
+            watchdog.cancel()
+
     def _translated(self, error: Exception) -> Exception:
-        problem = _problem(error)
+        busy = isinstance(error, PoolTimeout) and self._pool.get_stats()["pool_size"] >= self._pool.max_size
+        problem = Overloaded("all database connections are in use: try again shortly") if busy else _problem(error)
         if isinstance(problem, DatabaseUnavailable):
             self._note(reachable=False, error=str(error).strip())
         return problem
@@ -191,7 +225,7 @@ class Database:
 def _problem(error: Exception) -> HivememError | Exception:
     """The domain's error for a driver's; the same error if it is a bug of ours."""
     match error:
-        case psycopg.errors.DiskFull() | psycopg.errors.OutOfMemory():
+        case psycopg.errors.DiskFull():
             return StorageFull("the database has no room left: free some disk space on its machine")
         case TooManyRequests():
             return Overloaded("too many statements wait for a database connection: try again shortly")

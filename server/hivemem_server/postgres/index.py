@@ -26,7 +26,8 @@ INSERT INTO index_progress AS p (namespace_id, model_key, position, holder, leas
 SELECT n.namespace_id, %(model)s, n.floor, %(holder)s, clock_timestamp() + %(lease)s
 FROM namespaces n
 LEFT JOIN index_progress k ON k.namespace_id = n.namespace_id AND k.model_key = %(model)s
-WHERE (SELECT max(position) FROM log l WHERE l.namespace_id = n.namespace_id) > coalesce(k.position, n.floor)
+WHERE n.name IS NOT NULL
+  AND (SELECT max(position) FROM log l WHERE l.namespace_id = n.namespace_id) > coalesce(k.position, n.floor)
   AND (k.holder IS NULL OR k.holder = %(holder)s OR k.lease_until < clock_timestamp())
 ORDER BY k.lease_until NULLS FIRST
 LIMIT 1
@@ -35,11 +36,15 @@ ON CONFLICT (namespace_id, model_key) DO UPDATE SET holder = excluded.holder, le
 RETURNING namespace_id, position
 """
 
-# Moves the index on, unless another replica has taken over meanwhile.
+# Moves the index on, unless another replica has taken over meanwhile, and gives the lease back at the end of the log.
 MOVE: LiteralString = """
-UPDATE index_progress SET position = %(through)s, holder = CASE WHEN %(more)s THEN holder END
-WHERE namespace_id = %(namespace)s AND model_key = %(model)s AND holder = %(holder)s AND position < %(through)s
+UPDATE index_progress
+SET position = %(through)s, holder = CASE WHEN %(more)s THEN holder END,
+    lease_until = CASE WHEN %(more)s THEN lease_until END
+WHERE namespace_id = %(namespace)s AND model_key = %(model)s AND holder = %(holder)s AND position <= %(through)s
 """
+
+RELEASE: LiteralString = "UPDATE index_progress SET holder = NULL, lease_until = NULL WHERE holder = %s"
 
 SET_ASIDE: LiteralString = """
 INSERT INTO index_set_aside (namespace_id, model_key, position, reason)
@@ -79,7 +84,12 @@ class PostgresIndex:
             positions=[episode.position for episode in episodes],
             passages=[passage(episode.agent_id, episode) for episode in episodes],
             through=records[-1][0] if records else done,
+            more=len(records) == limit,
         )
+
+    async def release(self, holder: UUID) -> None:
+        """See IndexStore."""
+        await self._database.fetch(RELEASE, [holder])
 
     async def put(
         self, work: IndexWork, model: EmbeddingModel, vectors: Sequence[Sequence[float] | None], refusal: str
@@ -97,9 +107,11 @@ class PostgresIndex:
             " ON CONFLICT DO NOTHING"
         )
         async with self._database.transaction() as connection:
+            moved = await connection.execute(MOVE, names | {"more": work.more})
+            if not moved.rowcount:
+                return
             if known:
                 texts = [written(vector) for _, vector in known]
                 await connection.execute(insert, names | {"positions": [p for p, _ in known], "vectors": texts})
             if refused:
                 await connection.execute(SET_ASIDE, names | {"positions": refused, "reason": refusal})
-            await connection.execute(MOVE, names | {"more": True})

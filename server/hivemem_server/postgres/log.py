@@ -50,7 +50,7 @@ SELECT coalesce(l.position, n.floor), l.record_id, n.floor
 FROM namespaces n
 LEFT JOIN LATERAL (SELECT position, record_id FROM log WHERE namespace_id = n.namespace_id
                    ORDER BY position DESC LIMIT 1) l ON true
-WHERE n.namespace_id = %s
+WHERE n.namespace_id = %s AND n.name IS NOT NULL
 """
 
 # The id of the record at a position.
@@ -59,7 +59,7 @@ POINT: LiteralString = "SELECT record_id FROM log WHERE namespace_id = %s AND po
 # Heads of many logs at once, each one backwards step in an index.
 HEADS: LiteralString = """
 SELECT n.namespace_id, coalesce((SELECT max(position) FROM log l WHERE l.namespace_id = n.namespace_id), n.floor)
-FROM namespaces n WHERE n.namespace_id = ANY(%s)
+FROM namespaces n WHERE n.namespace_id = ANY(%s) AND n.name IS NOT NULL
 """
 
 # Times never decrease with position, but only positions are indexed: halve the span until the boundary is found.
@@ -122,12 +122,15 @@ class PostgresLog:
         )
         if not found:
             raise _gone(namespace)
-        floor, head, end, end_id, *_ = found[0]
-        records = [rows.record(row[4:]) for row in found if row[4] is not None]
+        floor, head, begin_id, end, end_id, *_ = found[0]
+        records = [rows.record(row[5:]) for row in found if row[5] is not None]
         full = len(records) == limit
         if full:  # what lies behind the last of them is not known yet
-            end, end_id = records[-1].position, found[-1][6]
-        return Window(records=records, end=Point(position=end, record_id=end_id or NIL), head=head, floor=floor)
+            end, end_id = records[-1].position, records[-1].record_id
+        begin = Point(position=after, record_id=begin_id or NIL)
+        return Window(
+            begin=begin, records=records, end=Point(position=end, record_id=end_id or NIL), head=head, floor=floor
+        )
 
     async def page(
         self, namespace: Namespace, wanted: Filter, limit: int, *, newest_first: bool = False
@@ -196,11 +199,12 @@ def _window(shaped: Filter) -> Query:
     head = select(func.max(log.c.position)).where(log.c.namespace_id == NAMESPACE).scalar_subquery()
     bounds = (
         select(namespaces.c.floor, func.coalesce(head, namespaces.c.floor).label("head"))
-        .where(namespaces.c.namespace_id == NAMESPACE)
+        .where(namespaces.c.namespace_id == NAMESPACE, namespaces.c.name.is_not(None))
         .cte("bounds")
     )
     span_end = cast(after + bindparam("span", type_=BigInteger), BigInteger)
     end = func.greatest(func.least(bounds.c.head, span_end), after)
+    begin_id = select(log.c.record_id).where(log.c.namespace_id == NAMESPACE, log.c.position == after).scalar_subquery()
     end_id = select(log.c.record_id).where(log.c.namespace_id == NAMESPACE, log.c.position == end).scalar_subquery()
     records = (
         rows.select_records()
@@ -210,7 +214,7 @@ def _window(shaped: Filter) -> Query:
         .lateral("records")
     )
     return compiled(
-        select(bounds.c.floor, bounds.c.head, end, end_id, *records.c)
+        select(bounds.c.floor, bounds.c.head, begin_id, end, end_id, *records.c)
         .select_from(bounds.outerjoin(records, true()))
         .order_by(records.c.position)
     )

@@ -21,6 +21,7 @@ from hivemem_server.postgres.tables import log, namespaces
 DEFAULT = "default"
 RESOLVED_SECONDS = 5.0
 RESOLVED_MOST = 1_000
+DELETE_SECONDS = 600
 
 # Keys are drawn under a lock on the whole table: namespaces are made rarely.
 CREATE: LiteralString = """
@@ -33,8 +34,14 @@ ON CONFLICT (name) DO NOTHING
 RETURNING namespace_id
 """
 
+# What of a deleted namespace stays: its key, so that whoever still holds the key finds nothing of anybody else's.
+BURY: LiteralString = """
+UPDATE namespaces SET name = NULL, description = '', labels = '{}', redaction = '{}', digest_key = ''
+WHERE namespace_id = %s
+"""
+
 # Whatever belongs to a namespace, in an order that keeps references whole. Tables of vectors are added to it.
-OWNED = ("index_set_aside", "index_progress", "threads", "decisions", "log", "agents", "sessions", "namespaces")
+OWNED = ("index_set_aside", "index_progress", "threads", "decisions", "log", "agents", "sessions")
 
 
 class PostgresNamespaces:
@@ -109,14 +116,15 @@ class PostgresNamespaces:
     async def delete(self, name: str) -> int:
         """See NamespaceStore."""
         namespace = await self.get(name)
-        async with self._database.transaction() as connection:
-            await connection.execute("SET LOCAL statement_timeout = '10min'")
+        async with self._database.transaction(seconds=DELETE_SECONDS) as connection:
+            await connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{DELETE_SECONDS}s"])
             await connection.execute("SELECT FROM namespaces WHERE namespace_id = %s FOR UPDATE", [namespace.key])
             removed = 0
             for table in [*await _vector_tables(connection), *OWNED]:
                 query: Any = f"DELETE FROM {table} WHERE namespace_id = %s"  # noqa: S608 - names made here
                 cursor = await connection.execute(query, [namespace.key])
                 removed = cursor.rowcount if table == "log" else removed
+            await connection.execute(BURY, [namespace.key])
         self._resolved.pop(name, None)
         return removed
 

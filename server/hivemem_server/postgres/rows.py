@@ -53,9 +53,9 @@ def select_records() -> Select[Any]:
 def record(row: Row) -> LogRecord:
     """A row of RECORD_COLUMNS as a log record."""
     if row[1] == RecordKind.EPISODE:
-        return LogRecord(position=row[0], time=row[3], content=episode(row))
+        return LogRecord(position=row[0], record_id=row[2], time=row[3], content=episode(row))
     if row[1] == RecordKind.THREAD_EVENT:
-        return LogRecord(position=row[0], time=row[3], content=_thread_event(row))
+        return LogRecord(position=row[0], record_id=row[2], time=row[3], content=_thread_event(row))
     raise AssertionError(f"log record {row[0]} is of kind {row[1]}, which this server does not know")
 
 

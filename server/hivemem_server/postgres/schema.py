@@ -7,6 +7,8 @@ from importlib import resources
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -36,7 +38,9 @@ def upgrade(url: str) -> None:
             _check_server(connection)
             _check_pgvector(connection)
             _check_requirement(connection)
-            command.upgrade(_config(connection), "head")
+            config = _config(connection)
+            if not _is_ahead(connection, config):
+                command.upgrade(config, "head")
     except (psycopg.OperationalError, OperationalError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise SchemaError(f"{where} cannot be reached ({reason}): check --database-url") from error
@@ -91,6 +95,13 @@ def _check_requirement(connection: Connection) -> None:
         raise SchemaError(
             f"the database needs hivemem {needed} or newer, this is {__version__}: run `pip install -U hivemem`"
         )
+
+
+def _is_ahead(connection: Connection, config: Config) -> bool:
+    """Whether a newer server has migrated the database, in a way that this one can still work with."""
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    return revision is not None and revision not in known
 
 
 def _numbers(version: str) -> tuple[int, ...]:

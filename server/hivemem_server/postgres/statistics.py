@@ -28,11 +28,11 @@ WHERE relname IN ('log', 'threads', 'decisions', 'sessions', 'agents')
   AND schemaname = current_schema() AND n_mod_since_analyze > greatest(%s, %s * n_live_tup)
 """
 ANALYZE: dict[str, LiteralString] = {
-    "log": "ANALYZE log",
-    "threads": "ANALYZE threads",
-    "decisions": "ANALYZE decisions",
-    "sessions": "ANALYZE sessions",
-    "agents": "ANALYZE agents",
+    "log": "ANALYZE (SKIP_LOCKED) log",
+    "threads": "ANALYZE (SKIP_LOCKED) threads",
+    "decisions": "ANALYZE (SKIP_LOCKED) decisions",
+    "sessions": "ANALYZE (SKIP_LOCKED) sessions",
+    "agents": "ANALYZE (SKIP_LOCKED) agents",
 }
 
 

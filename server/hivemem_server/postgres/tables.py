@@ -38,7 +38,7 @@ namespaces = Table(
     "namespaces",
     metadata,
     Column("namespace_id", Integer, primary_key=True, autoincrement=False),
-    Column("name", Id, nullable=False, unique=True),
+    Column("name", Id, unique=True, comment="null: deleted; the row stays, so that its key is never used again"),
     Column("epoch", Uuid, nullable=False, comment="changes when the log's history does"),
     Column("digest_key", LargeBinary, nullable=False),
     Column("floor", BigInteger, nullable=False, server_default="0", comment="positions up to it are cut off"),

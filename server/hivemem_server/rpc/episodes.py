@@ -19,7 +19,6 @@ from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.validation import Violations, check_append, check_filter, page_size
 from hivemem_server.domain.values import (
     AppendOutcome,
-    Episode,
     Expectation,
     LogRecord,
     Namespace,
@@ -131,7 +130,7 @@ class EpisodeServicer:
         bounds = await self._log.bounds(namespace)
         start = await self._start(namespace, request.start, bounds)
         yield Outgoing(_started(namespace, start, bounds, terms), terms.stall_seconds)
-        async for event in events.follow(
+        following = events.follow(
             self._log,
             self._heads,
             namespace,
@@ -139,9 +138,11 @@ class EpisodeServicer:
             start,
             batch_size=terms.batch_size,
             heartbeat=terms.heartbeat_seconds,
-        ):
-            for message in _event_messages(namespace, event):
-                yield Outgoing(message, terms.stall_seconds)
+        )
+        async with aclosing(following):
+            async for event in following:
+                for message in _event_messages(namespace, event):
+                    yield Outgoing(message, terms.stall_seconds)
 
     async def _start(self, namespace: Namespace, given: types_pb2.StartPoint, bounds: LogBounds) -> Point:
         found = Violations()
@@ -312,7 +313,7 @@ def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpis
     while left:
         records = fitting(left)
         left = left[len(records) :]
-        point = event.point if not left else _point_of(event.records[-len(left) - 1])
+        point = event.point if not left else _point_after(event.records[len(event.records) - len(left) - 1])
         batch = pb.SubscribeEpisodesResponse.Batch(
             records=records, cursor=encode_cursor(namespace, point), position=point.position
         )
@@ -320,6 +321,5 @@ def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpis
     return made
 
 
-def _point_of(record: LogRecord) -> Point:
-    content = record.content
-    return Point(position=record.position, record_id=content.episode_id if isinstance(content, Episode) else NIL)
+def _point_after(record: LogRecord) -> Point:
+    return Point(position=record.position, record_id=record.record_id)

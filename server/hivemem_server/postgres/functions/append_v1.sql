@@ -44,7 +44,7 @@ DECLARE
     v_through int := 0;  -- the append's episodes are v_from .. v_through
 BEGIN
     SELECT n.text_language::regconfig, n.floor INTO v_language, v_head
-    FROM namespaces n WHERE n.namespace_id = p_namespace FOR NO KEY UPDATE;
+    FROM namespaces n WHERE n.namespace_id = p_namespace AND n.name IS NOT NULL FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN QUERY SELECT i, 'NAMESPACE_NOT_FOUND', '{}'::jsonb, 0::bigint, 0::bigint, NULL::timestamptz
                      FROM generate_subscripts(a_session, 1) i;
@@ -55,6 +55,10 @@ BEGIN
     FROM log l WHERE l.namespace_id = p_namespace ORDER BY l.position DESC LIMIT 1;
     v_head := coalesce(v_next, v_head);
     v_now := coalesce(v_now, clock_timestamp());
+    IF v_now > clock_timestamp() + interval '5 s' THEN
+        RAISE WARNING 'the clock of the database is % behind its log: times stand still until it has caught up',
+            v_now - clock_timestamp();
+    END IF;
 
     FOR i IN 1 .. cardinality(a_session) LOOP
         append := i;

@@ -11,7 +11,7 @@ DECLARE
     v_continues int;
     v_now timestamptz;
 BEGIN
-    PERFORM FROM namespaces n WHERE n.namespace_id = p_namespace FOR NO KEY UPDATE;
+    PERFORM FROM namespaces n WHERE n.namespace_id = p_namespace AND n.name IS NOT NULL FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN 'NAMESPACE_NOT_FOUND';
     END IF;

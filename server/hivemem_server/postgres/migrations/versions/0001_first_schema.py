@@ -133,7 +133,12 @@ def upgrade() -> None:
     op.create_table(
         "namespaces",
         sa.Column("namespace_id", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("name", sa.Text(collation="C"), nullable=False),
+        sa.Column(
+            "name",
+            sa.Text(collation="C"),
+            nullable=True,
+            comment="null: deleted; the row stays, so that its key is never used again",
+        ),
         sa.Column("epoch", sa.Uuid(), nullable=False, comment="changes when the log's history does"),
         sa.Column("digest_key", sa.LargeBinary(), nullable=False),
         sa.Column(
