@@ -35,7 +35,7 @@ from hivemem_server.rpc.admin import AdminServicer, ServerFacts
 from hivemem_server.rpc.episodes import EpisodeServicer
 from hivemem_server.rpc.namespaces import NamespaceServicer
 from hivemem_server.rpc.search import SearchServicer
-from hivemem_server.rpc.server import AddressError, RpcServer
+from hivemem_server.rpc.server import AddressError, RpcServer, check_address
 from hivemem_server.rpc.sessions import SessionServicer
 from hivemem_server.rpc.threads import ThreadServicer
 from hivemem_server.settings import EmbedderKind, Settings
@@ -85,6 +85,7 @@ async def running_server(settings: Settings, progress: Progress) -> AsyncIterato
 
 
 async def _started(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> Running:
+    check_address(settings.host, settings.port)
     url, where = await _database_url(settings, progress, stack)
     await asyncio.to_thread(schema.upgrade, url)
     database = await stack.enter_async_context(Database(url, size=settings.database_connections))

@@ -31,7 +31,7 @@ def configure(level: str = "INFO") -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    for noisy in ("psycopg.pool", "grpc", "httpx", "openai"):  # what matters of theirs, the server says itself
+    for noisy in ("psycopg", "grpc", "httpx", "openai"):  # what matters of theirs, the server says itself
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 

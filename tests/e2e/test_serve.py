@@ -197,6 +197,30 @@ async def kill_active_appends(database_url: str, wanted: int, enough: asyncio.Ev
     enough.set()
 
 
+async def test_a_database_that_is_stopped_does_not_hold_up_the_end(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = await start_server("--database-url", database_url, *WORDS_ONLY)
+    async with hivemem.Client(server.address, timeout=1) as memory:
+        agent = (await memory.session("s")).agent("a")
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            found = await connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hivemem'"
+            )
+            backends = [pid for (pid,) in await found.fetchall()]
+        try:
+            for pid in backends:
+                os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(hivemem.HivememError):
+                await agent.append(summary="never committed")
+            server.process.send_signal(signal.SIGTERM)
+            assert await server.ended(within=10) == 0
+        finally:
+            for pid in backends:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
 async def test_ctrl_c_while_it_starts_ends_it(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hivemem.cli", "serve", "--data-dir", str(tmp_path), "--port", "0", *WORDS_ONLY,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from hivemem.v1.episode_service_pb2 import ListEpisodesRequest
+from hivemem.v1.session_service_pb2 import ListSessionsRequest
 from hivemem_server.domain.errors import CursorDiverged, CursorForeign, CursorMalformed, PageTokenMalformed
 from hivemem_server.domain.values import Namespace, NamespaceSettings, Point
 from hivemem_server.log.cursors import decode_cursor, encode_cursor
@@ -62,6 +63,8 @@ def test_a_page_token_of_another_request_is_malformed() -> None:
     token = page_token(ListEpisodesRequest(namespace="a"), [1])
     with pytest.raises(PageTokenMalformed):
         page_key(ListEpisodesRequest(namespace="b", page_token=token))
+    with pytest.raises(PageTokenMalformed):
+        page_key(ListSessionsRequest(page_token=page_token(ListEpisodesRequest(), [1])))
 
 
 def test_no_key_is_no_token() -> None:

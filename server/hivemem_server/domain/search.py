@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import math
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from hivemem_server.domain.ports import Candidates, IndexWatch, SearchStore
 from hivemem_server.domain.ranking import Hit, Weights, rank
 from hivemem_server.domain.values import Namespace
 
+EMBED_SECONDS = 4.0  # a hung model must not cost the caller the answer that words can give
 CANDIDATES = 200  # of each list; ranking cannot bring up what is not among them
 
 
@@ -111,8 +113,9 @@ async def _vector(query: SearchQuery, embedder: Embedder | None) -> Sequence[flo
     if embedder is None or not query.weights.vector:
         return None
     try:
-        return await embedder.embed_query(query.text)
-    except (EmbedderUnavailable, EmbedderRejected):
+        async with asyncio.timeout(EMBED_SECONDS):
+            return await embedder.embed_query(query.text)
+    except (EmbedderUnavailable, EmbedderRejected, TimeoutError):
         return None
 
 

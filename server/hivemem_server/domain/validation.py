@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hivemem_server.domain import limits
 from hivemem_server.domain.appends import Append, Condition
 from hivemem_server.domain.errors import InvalidField, TooLarge, Violation
-from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter
+from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, SessionFilter, ThreadFilter, TimeRange
 from hivemem_server.domain.values import Attributes, NewEpisode, OpenThread, ThreadReference
 
 _ID = re.compile(rf"[A-Za-z0-9\-_.:@/]{{1,{limits.ID_CHARACTERS}}}")
@@ -220,6 +220,10 @@ def check_filter(found: Violations, wanted: Filter, path: str = "filter") -> Non
     found.count(f"{path}.attributes", wanted.attributes, limits.FILTER_PREDICATES)
     for index, predicate in enumerate(wanted.attributes):
         _check_predicate(found, f"{path}.attributes[{index}]", predicate)
+    for name in ("commit_time", "event_time"):
+        span: TimeRange = getattr(wanted, name)
+        if span.start and span.end and span.start >= span.end:
+            found.add(f"{path}.{name}", "ends before it starts")
     found.at_least(f"{path}.positions.after", wanted.after)
     found.at_least(f"{path}.positions.through", wanted.through)
 

@@ -75,9 +75,10 @@ class WorkerProcess:
     async def _exchange(self, texts: Sequence[str]) -> tuple[Header, bytes]:
         requests = self._process.stdin
         assert requests is not None
-        requests.write(frame({"texts": list(texts)}))
-        # A worker that has gone is noticed by the answer that does not come, with what it said last.
-        with contextlib.suppress(ConnectionError):
+        # A worker that has gone is noticed by the answer that does not come, with what it said last. (Writing to it
+        # is a ConnectionError to asyncio and a RuntimeError to uvloop.)
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            requests.write(frame({"texts": list(texts)}))
             await requests.drain()
         return await self._receive()
 

@@ -9,10 +9,12 @@ from typing import TypeAlias
 
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogStore
-from hivemem_server.domain.values import LogRecord, Namespace, Point
+from hivemem_server.domain.values import Episode, LogRecord, Namespace, Point
 from hivemem_server.log.cursors import check_history
 from hivemem_server.log.heads import Heads
 
+FIRST_BATCH = 64
+BATCH_CHARACTERS = 1_000_000  # of summaries in one read, more or less; a reader that stalls holds no more
 SPAN = 10_000  # positions scanned in one read; what does not match costs no more than that
 
 
@@ -72,12 +74,13 @@ async def follow(
     Nothing is held for the reader between two events but its point. Raises CursorExpired if the log's beginning is cut
     past it, CursorDiverged if the log goes on from another history than what was delivered.
     """
-    point, live, spoke = start, False, time.monotonic()
+    point, live, spoke, size = start, False, time.monotonic(), _BatchSize(batch_size)
     with heads.following(namespace):
         while not heads.draining:
-            window = await store.window(namespace, wanted, point.position, SPAN, batch_size)
+            window = await store.window(namespace, wanted, point.position, SPAN, size.next)
             check_history(point, window.begin, window.floor)
             point = window.end
+            size.note(window.records)
             heads.advance(namespace, window.head)
             events = _tell(window.records, point, window.head, live=live)
             live = point.position >= window.head
@@ -88,6 +91,21 @@ async def follow(
             if live:
                 await heads.beyond(namespace, point.position, max(0.0, spoke + heartbeat - time.monotonic()))
         yield GoingAway(point=point)
+
+
+class _BatchSize:
+    """How many records to read at once: as many as are asked for, and fewer where they are large."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.next = min(most, FIRST_BATCH)
+
+    def note(self, records: Sequence[LogRecord]) -> None:
+        """Learns from what was read."""
+        size = sum(len(record.content.summary) for record in records if isinstance(record.content, Episode))
+        if len(records) == self.next:
+            fitting = self.next * BATCH_CHARACTERS // max(size, 1)
+            self.next = max(1, min(self._most, fitting, self.next * 4))
 
 
 def _tell(records: Sequence[LogRecord], point: Point, head: int, *, live: bool) -> list[Event]:

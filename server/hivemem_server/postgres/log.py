@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from hivemem_server.postgres.filters import NAMESPACE, as_json, reading_json, re
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
+WINDOWS_AT_ONCE = 4  # of all followers, so that however many they are, appends find a connection
 
 # One autocommit statement: the namespace's lock is never held across a round trip.
 APPEND: LiteralString = """
@@ -82,6 +84,7 @@ class PostgresLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._windows = asyncio.Semaphore(WINDOWS_AT_ONCE)
 
     async def append(self, namespace: Namespace, appends: Sequence[Append]) -> list[AppendOutcome | HivememError]:
         """See LogStore."""
@@ -117,9 +120,9 @@ class PostgresLog:
 
     async def window(self, namespace: Namespace, wanted: Filter, after: int, span: int, limit: int) -> Window:
         """See LogStore."""
-        found = await self._database.query(
-            _window(shape(wanted)), **record_params(namespace.key, wanted), after=after, span=span, limit=limit
-        )
+        params = record_params(namespace.key, wanted)
+        async with self._windows:
+            found = await self._database.query(_window(shape(wanted)), **params, after=after, span=span, limit=limit)
         if not found:
             raise _gone(namespace)
         floor, head, begin_id, end, end_id, *_ = found[0]
@@ -166,7 +169,7 @@ class PostgresLog:
 
 def _gone(namespace: Namespace) -> HivememError:
     return errors.NamespaceNotFound(
-        f"namespace {namespace.name!r} does not exist: create it with CreateNamespace", namespace=namespace.name
+        f"namespace {namespace.name!r} does not exist: create it first", namespace=namespace.name
     )
 
 
@@ -299,7 +302,7 @@ def _refusal(append: Append, outcome: str, details: dict[str, Any]) -> HivememEr
         case "NAMESPACE_NOT_FOUND":
             return errors.NamespaceNotFound("the namespace does not exist any more")
         case "SESSION_NOT_FOUND":
-            message = f"session {session!r} does not exist: create it with CreateSession"
+            message = f"session {session!r} does not exist: create it first"
             return errors.SessionNotFound(message, session_id=session)
         case "SESSION_CLOSED":
             message = f"session {session!r} is closed: continue it in a new one with continues_session_id"

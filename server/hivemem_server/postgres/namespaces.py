@@ -75,9 +75,7 @@ class PostgresNamespaces:
         """See NamespaceStore."""
         found = await self._database.query(_BY_NAME, name=name)
         if not found:
-            raise NamespaceNotFound(
-                f"namespace {name!r} does not exist: create it with CreateNamespace", namespace=name
-            )
+            raise NamespaceNotFound(f"namespace {name!r} does not exist: create it first", namespace=name)
         return _namespace(found[0])
 
     async def resolve(self, name: str) -> Namespace:

@@ -42,7 +42,8 @@ def upgrade(url: str) -> None:
             if not _is_ahead(connection, config):
                 command.upgrade(config, "head")
     except (psycopg.OperationalError, OperationalError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+        cause = error.orig if isinstance(error, OperationalError) else error
+        reason = str(cause).strip().splitlines()[0].removeprefix("connection failed: ")
         raise SchemaError(f"{where} cannot be reached ({reason}): check --database-url") from error
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):

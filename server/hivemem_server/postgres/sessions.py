@@ -105,9 +105,7 @@ class PostgresSessions:
 
 def no_session(session_id: str) -> SessionNotFound:
     """The error of an unknown session."""
-    return SessionNotFound(
-        f"session {session_id!r} does not exist: create it with CreateSession", session_id=session_id
-    )
+    return SessionNotFound(f"session {session_id!r} does not exist: create it first", session_id=session_id)
 
 
 def select_sessions() -> Select[Any]:

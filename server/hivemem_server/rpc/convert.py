@@ -35,7 +35,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 def time_from(found: Violations, path: str, stamp: Timestamp) -> dt.datetime:
     """The time, or a violation and the epoch."""
     if not _FIRST_SECOND <= stamp.seconds <= _LAST_SECOND or not 0 <= stamp.nanos < 1_000_000_000:
-        found.add(path, "must be in the years 1 to 9999")
+        found.add(path, "must be a valid time in the years 1 to 9999")
         return _EPOCH
     return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1_000)
 

@@ -12,7 +12,7 @@ from hivemem.v1 import types_pb2
 
 from hivemem_server.domain import limits
 from hivemem_server.domain.appends import Append, Condition, prepared
-from hivemem_server.domain.errors import NotImplementedYet
+from hivemem_server.domain.errors import InvalidField, NotImplementedYet
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogBounds, LogStore, NamespaceStore
 from hivemem_server.domain.redactors import redactor_of
@@ -83,6 +83,7 @@ class EpisodeServicer:
         found = Violations()
         found.between("before", request.before, 0, limits.NEIGHBOURS)
         found.between("after", request.after, 0, limits.NEIGHBOURS)
+        found.between("neighbour_scope", request.neighbour_scope, 0, pb.NEIGHBOUR_SCOPE_STREAM)
         episode_id = None
         match request.WhichOneof("key"):
             case "episode_id":
@@ -110,7 +111,7 @@ class EpisodeServicer:
         name = namespace_name(request.namespace)
         wanted = _checked_filter(request.filter)
         size = page_size(request.page_size)
-        newest_first = request.order == pb.LIST_ORDER_NEWEST_FIRST
+        newest_first = _newest_first(request.order)
         key = page_key(request)
         if key:
             wanted = _beyond(wanted, int(key[0]), newest_first=newest_first)
@@ -233,6 +234,12 @@ def _appended_episode(new: NewEpisode, where: Stored) -> pb.AppendedEpisode:
         decision_ids=[decision.decision_id for decision in new.decisions],
         thread_ids=[thread.thread_id for thread in new.open_threads],
     )
+
+
+def _newest_first(order: int) -> bool:
+    if order not in (pb.LIST_ORDER_UNSPECIFIED, pb.LIST_ORDER_OLDEST_FIRST, pb.LIST_ORDER_NEWEST_FIRST):
+        raise InvalidField.at("order", "is not an order that this server knows")
+    return order == pb.LIST_ORDER_NEWEST_FIRST
 
 
 def _checked_filter(given: types_pb2.Filter) -> Filter:

@@ -62,6 +62,7 @@ def _check(request: Message, body: bytes) -> bytes:
     same.CopyFrom(request)
     same.ClearField("page_token")
     same.ClearField("page_size")
-    digest = hashlib.blake2s(same.SerializeToString(deterministic=True), digest_size=_CHECK_BYTES, person=b"page")
+    digest = hashlib.blake2s(digest_size=_CHECK_BYTES, person=b"page")
+    digest.update(request.DESCRIPTOR.full_name.encode() + b"\0" + same.SerializeToString(deterministic=True))
     digest.update(body)
     return digest.digest()

@@ -116,6 +116,8 @@ def _streaming(name: str, implementation: Streaming) -> Callable[[Any, Context],
             async with aclosing(implementation(request)) as responses:
                 async for response in responses:
                     await _write(context, response)
+        except grpc.aio.BaseError:
+            return  # the caller is gone
         except Exception as error:
             _end(context, status.known(error, name))
 

@@ -56,6 +56,12 @@ class AddressError(Exception):
     """The server cannot listen there; the message is one sentence with the cure."""
 
 
+def check_address(host: str, port: int) -> None:
+    """Raises AddressError if the server cannot listen there; asked before anything is made for it."""
+    _check_loopback(host)
+    _check_free(host, port)
+
+
 class RpcServer:
     """A gRPC server with health and reflection. `servicers` is by service name; what is missing is UNIMPLEMENTED."""
 
@@ -73,8 +79,6 @@ class RpcServer:
 
     async def start(self) -> int:
         """Listens and answers; returns the port, which was chosen by the system if 0 was asked for."""
-        _check_loopback(self._host)
-        _check_free(self._host, self._port)
         address = f"[{self._host}]" if ":" in self._host else self._host
         try:
             port = self._server.add_insecure_port(f"{address}:{self._port}")
