@@ -628,7 +628,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """What did not fit: `episodes`, `decisions`, `open_threads`, `summaries`."""
+    """What did not fit into the messages (`episodes`, `decisions`, `open_threads`, `plans`, `summaries`), or is missing
+    from a list at its limit (`listed_` and the list's name)."""
 
     what: str
     count: int

@@ -62,6 +62,11 @@ EPISODES: list[tuple[str, types.NewEpisode, str]] = [
         new_episode(attributes={"a": types.AttributeValue(double_value=float("nan"))}),
         "attributes",
     ),
+    (
+        "an attribute without a value",
+        new_episode(attributes={"a": types.AttributeValue()}),
+        "episodes[1].attributes['a']",
+    ),
     ("an attribute with NUL", new_episode(attributes={"a": types.AttributeValue(string_value="\0")}), "attributes"),
     (
         "a reference with a negative fence",
@@ -110,6 +115,15 @@ async def test_an_error_with_very_many_violations_stays_small_enough_for_trailer
     assert refused.metadata["violation_count"] == "1000"
     assert refused.fields[0] == "episodes[0].summary"
     assert refused.fields[-1] == "*"
+
+
+async def test_too_many_of_a_kind_are_one_violation_with_their_number(stubs: Stubs) -> None:
+    await stubs.session()
+    condition = episodes.AppendCondition(filter=types.Filter(kinds=["x"]))
+    refused = await refusal(stubs.append(*(new_episode() for _ in range(600)), conditions=[condition] * 30))
+    assert refused.fields == ["episodes", "conditions"]
+    assert "has 600 entries" in refused.message
+    assert refused.metadata["violation_count"] == "2"
 
 
 ABSENT: list[tuple[str, Any]] = [
@@ -163,6 +177,9 @@ REQUESTS: list[tuple[str, Any]] = [
     ("min_score", lambda s: s.search.SearchEpisodes(search_service_pb2.SearchEpisodesRequest(text="x", min_score=2))),
     ("target", lambda s: s.sessions.ResumeSession(sessions.ResumeSessionRequest())),
     ("max_tokens", lambda s: s.sessions.ResumeSession(sessions.ResumeSessionRequest(user_id="u", max_tokens=5))),
+    ("max_tokens", lambda s: s.sessions.ResumeSession(sessions.ResumeSessionRequest(user_id="u", max_tokens=100_001))),
+    ("max_batch_size", lambda s: s.episodes.SubscribeEpisodes(
+        episodes.SubscribeEpisodesRequest(max_batch_size=-1), timeout=10).read()),
     ("goal", lambda s: s.sessions.CreateSession(sessions.CreateSessionRequest(session_id="s", goal="x" * 4097))),
     ("labels", lambda s: s.sessions.CreateSession(
         sessions.CreateSessionRequest(session_id="s", labels={str(n): "" for n in range(65)}))),

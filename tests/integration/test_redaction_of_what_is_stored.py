@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import psycopg
 from fix_stubs import Stubs, new_episode, refusal
-from psycopg import sql
-
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import namespace_service_pb2 as namespaces
 from hivemem.v1 import session_service_pb2 as sessions
 from hivemem.v1 import types_pb2 as types
+from psycopg import sql
 
 SECRET = "ghp_" + "A1b2C3d4E5" * 3 + "f6G7h8"
 MARK = "[REDACTED:"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hivemem
+from fix_stubs import Stubs, new_episode
+from hivemem.v1 import session_service_pb2 as pb
+from hivemem.v1 import types_pb2 as types
 
 MARK = "[RESUMED_SESSION] Last active:"
 
@@ -130,3 +133,61 @@ async def test_the_cursor_of_a_resume_misses_nothing_and_repeats_nothing(memory:
         async for episode in stream:
             assert episode.summary == "after"
             break
+
+
+async def big_session(stubs: Stubs) -> None:
+    """Everything at its limits or beyond: 105 episodes of 32 KiB, 1,088 threads and decisions of 4 KiB."""
+    labels = {f"{n:0128}": "v" * 128 for n in range(64)}
+    before = ""
+    for number in range(30):
+        await stubs.session(
+            f"before-{number}", user_id="u", goal="g" * 4096, labels=labels, continues_session_id=before
+        )
+        before = f"before-{number}"
+    await stubs.session("s", user_id="u", goal="g" * 4096, labels=labels, continues_session_id=before)
+    for number in range(30):
+        await stubs.session(f"other-{number}", user_id="u", goal="g" * 4096)
+        await stubs.append(new_episode("o" * 32_768), session_id=f"other-{number}")
+    for number in range(17):
+        threads = [
+            types.NewThread(thread_id=f"{number}/{n}", text="t" * 4096, plan_id=f"plan-{n}/{number}", step=1)
+            for n in range(64)
+        ]
+        decisions = [types.NewDecision(text="d" * 4096)] * 64
+        await stubs.append(new_episode("e" * 32_768, open_threads=threads, decisions=decisions))
+    await stubs.append(*(new_episode("e" * 32_768) for _ in range(100)), agent_id="b")
+
+
+async def test_what_is_resumed_at_all_its_limits_fits_into_a_message_and_says_what_it_lacks(stubs: Stubs) -> None:
+    await big_session(stubs)
+    cursor = (await stubs.sessions.ResumeSession(pb.ResumeSessionRequest(user_id="nobody"))).cursor
+    start = await stubs.sessions.ResumeSession(pb.ResumeSessionRequest(session_id="s"))
+    assert start.cursor == cursor
+    request = pb.ResumeSessionRequest(
+        session_id="s", max_episodes=100, max_summaries=100, max_injected_summaries=100, max_tokens=100_000
+    )
+    resumed = await stubs.sessions.ResumeSession(request)
+    assert resumed.ByteSize() < 4 * 1024 * 1024
+    assert resumed.token_count <= 100_000
+    omitted = {one.what: one.count for one in resumed.omitted}
+    stored = {
+        "episodes": 100, "decisions": 17 * 64, "open_threads": 17 * 64, "plans": 17 * 64, "summaries": 30,
+        "continued_sessions": 30,
+    }  # fmt: skip
+    for name, count in stored.items():
+        assert len(getattr(resumed, name)) + omitted.get(f"listed_{name}", 0) == count, name
+    assert omitted["listed_plans"] == 88
+    goal = resumed.messages[1].content
+    assert goal.count("\n- ") + omitted["open_threads"] == 17 * 64
+    assert goal.count("\nPlan ") + omitted.get("plans", 0) == 17 * 64
+    assert resumed.messages[0].content.count("\n- d") + omitted["decisions"] == 17 * 64
+
+
+async def test_agents_of_a_session_come_with_their_newest_episodes(stubs: Stubs) -> None:
+    await stubs.session("old")
+    await stubs.session("s", continues_session_id="old")
+    await stubs.session("other")
+    for session_id, agent_id in [("old", "a"), ("old", "c"), ("s", "a"), ("s", "b"), ("other", "d"), ("s", "a")]:
+        await stubs.append(new_episode(), session_id=session_id, agent_id=agent_id)
+    resumed = await stubs.sessions.ResumeSession(pb.ResumeSessionRequest(session_id="s"))
+    assert [(agent.agent_id, agent.last_position) for agent in resumed.agents] == [("a", 6), ("b", 4), ("c", 2)]

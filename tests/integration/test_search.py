@@ -136,6 +136,16 @@ async def test_the_log_can_be_searched_as_it_was(stubs: Stubs) -> None:
     assert sorted(hit.episode.position for hit in answer.hits) == [1, 2]
 
 
+async def test_what_was_superseded_later_stood_at_the_time(stubs: Stubs) -> None:
+    await stubs.session()
+    await stubs.append(new_episode("one price", decisions=[types.NewDecision(decision_id="d", text="Euros.")]))
+    await stubs.append(new_episode("two"))
+    await stubs.append(new_episode("three", decisions=[types.NewDecision(text="Dollars.", supersedes=["d"])]))
+    for as_of, superseded in [(1, False), (2, False), (3, True), (0, True)]:
+        answer = await stubs.search.SearchEpisodes(Request(text="price", as_of_position=as_of))
+        assert [(hit.episode.position, hit.superseded) for hit in answer.hits] == [(1, superseded)]
+
+
 async def test_a_search_with_a_vector_of_the_callers_own(
     searching_stubs: Stubs, searching_memory: hivemem.Client
 ) -> None:
@@ -144,6 +154,10 @@ async def test_a_search_with_a_vector_of_the_callers_own(
     vector = types.Vector(values=[0.05] * 384, model=model)
     answer = await searching_stubs.search.SearchEpisodes(Request(vector=vector))
     assert {hit.episode.position for hit in answer.hits} == set(where.values())
+    for number in (1e6, -3e38, 1e-44):
+        huge = types.Vector(values=[number] * 384, model=model)
+        hits = (await searching_stubs.search.SearchEpisodes(Request(vector=huge))).hits
+        assert {hit.episode.position for hit in hits} == set(where.values())
     for values in ([0.1] * 3, [0.0] * 384, [float("nan")] * 384):
         bad = Request(vector=types.Vector(values=values, model=model))
         assert (await refusal(searching_stubs.search.SearchEpisodes(bad))).reason == "VECTOR_INVALID"
@@ -167,3 +181,7 @@ async def test_without_an_embedder_words_decide_and_the_answer_says_so(database_
         result = await session.search("rival plan")
         assert len(result) == 1
         assert hivemem.Shortfall.EMBEDDER_UNAVAILABLE in result.shortfalls
+        async with grpc.aio.insecure_channel(address(running)) as channel:
+            waiting = Stubs(channel).search.SearchEpisodes(Request(text="rival plan", wait_for_position=1), timeout=20)
+            refused = await refusal(waiting)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "EMBEDDER_UNAVAILABLE")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 import pytest
 from fix_stubs import Stubs, new_episode, refusal
@@ -245,3 +247,85 @@ async def test_stats_count_what_is_there(stubs: Stubs) -> None:
     assert counts == (1, 1, 1, 2, 1)
     assert stats.namespace.head_position == 2
     assert stats.server.database_version
+
+
+async def test_neighbours_are_cut_to_what_a_message_can_carry(stubs: Stubs) -> None:
+    await stubs.session()
+    for number in range(41):
+        decisions = [types.NewDecision(text="d" * 4096)] * (60 if number == 20 else 30)
+        await stubs.append(new_episode("x" * 32_768, decisions=decisions))
+    got = await stubs.episodes.GetEpisode(episodes.GetEpisodeRequest(position=21, before=20, after=20))
+    assert got.ByteSize() < 4 * 1024 * 1024
+    assert [episode.position for episode in (*got.before, got.episode, *got.after)] == [18, 19, 20, 21, 22, 23, 24]
+
+
+async def test_episodes_of_one_and_of_many_sessions_and_agents_are_listed_in_log_order(stubs: Stubs) -> None:
+    for session_id in ("s", "t"):
+        await stubs.session(session_id)
+    for session_id, agent_id in [("s", "a"), ("t", "a"), ("s", "b"), ("t", "b"), ("s", "a"), ("t", "c")]:
+        await stubs.append(new_episode(), session_id=session_id, agent_id=agent_id)
+
+    async def listed(**wanted: list[str]) -> list[int]:
+        request = episodes.ListEpisodesRequest(filter=types.Filter(**wanted))  # type: ignore[arg-type]
+        return [episode.position for episode in (await stubs.episodes.ListEpisodes(request)).episodes]
+
+    assert await listed(session_ids=["s"], agent_ids=["a"]) == [1, 5]
+    assert await listed(session_ids=["s", "t"], agent_ids=["a"]) == [1, 2, 5]
+    assert await listed(session_ids=["t"], agent_ids=["b", "c"]) == [4, 6]
+    assert await listed(session_ids=["none"], agent_ids=["a"]) == []
+    assert await listed(agent_ids=["b"]) == [3, 4]
+
+
+LIST = types.ATTRIBUTE_OPERATOR_IN
+
+
+def value(given: object) -> types.AttributeValue:
+    match given:
+        case bool():
+            return types.AttributeValue(bool_value=given)
+        case int():
+            return types.AttributeValue(int_value=given)
+        case float():
+            return types.AttributeValue(double_value=given)
+    return types.AttributeValue(string_value=str(given))
+
+
+async def test_an_attribute_is_found_among_values_of_many_types(stubs: Stubs) -> None:
+    await stubs.session()
+    for given in (1, 1.5, True, "1", "true", 10**18, -0.0, 1e300):
+        await stubs.append(new_episode(attributes={"k": value(given)}))
+
+    async def listed(operator: types.AttributeOperator.ValueType, *values: object) -> list[int]:
+        predicate = types.AttributePredicate(key="k", operator=operator, values=map(value, values))
+        request = episodes.ListEpisodesRequest(filter=types.Filter(attributes=[predicate]))
+        return [episode.position for episode in (await stubs.episodes.ListEpisodes(request)).episodes]
+
+    assert await listed(LIST, 1.0, "true") == [1, 5]
+    assert await listed(LIST, 1.5, True, "1", 10**18) == [2, 3, 4, 6]
+    assert await listed(LIST, 0, 1e300, "none") == [7, 8]
+    assert await listed(LIST, False) == []
+    assert await listed(types.ATTRIBUTE_OPERATOR_EQUAL, 1) == [1]
+    assert await listed(types.ATTRIBUTE_OPERATOR_NOT_EQUAL, 1.0) == [2, 3, 4, 5, 6, 7, 8]
+    assert await listed(types.ATTRIBUTE_OPERATOR_GREATER, 1) == [2, 6, 8]
+    assert await listed(types.ATTRIBUTE_OPERATOR_LESS, "2") == [4]
+    assert await listed(types.ATTRIBUTE_OPERATOR_LESS_OR_EQUAL, True) == []
+
+
+@pytest.mark.timeout(60)
+async def test_a_filter_at_its_limits_is_answered(stubs: Stubs) -> None:
+    kinds: list[Callable[[int], object]] = [int, lambda n: n + 0.5, str, lambda n: bool(n % 2)]
+    predicates = [
+        types.AttributePredicate(
+            key=f"k{n}", operator=LIST, values=[value(kinds[(number + n) % 4](number)) for number in range(256)]
+        )
+        for n in range(64)
+    ]
+    wanted = types.Filter(attributes=predicates)
+    await stubs.session()
+    matching = {f"k{n}": predicates[n].values[n] for n in range(64)}
+    await stubs.append(new_episode(attributes=matching), new_episode(attributes={**matching, "k63": value("none")}))
+    page = await stubs.episodes.ListEpisodes(episodes.ListEpisodesRequest(filter=wanted))
+    assert [episode.position for episode in page.episodes] == [1]
+    conditions = [episodes.AppendCondition(filter=wanted)] * 2
+    refused = await refusal(stubs.append(new_episode(), conditions=conditions))
+    assert refused.metadata == {"conditions[0]": "1", "conditions[1]": "1"}

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from hivemem_server.domain.resume import MARK, ResumeMaterial, SessionSummary, build_messages
+from hivemem_server.domain.resume import MARK, PlanProgress, ResumeMaterial, SessionSummary, build_messages
 from hivemem_server.domain.tokens import MESSAGE_OVERHEAD, cut_to_tokens, estimated_tokens
 from hivemem_server.domain.values import (
     Decision,
@@ -59,6 +59,10 @@ def summary(number: int, text: str) -> SessionSummary:
     return SessionSummary(session_id=f"old-{number}", goal="", summary=text, position=number, time=NOW)
 
 
+def plan(number: int, text: str) -> PlanProgress:
+    return PlanProgress(plan_id=f"{number}-{text}", current_step=number, total_steps=number + 5, resolved_steps=1)
+
+
 @st.composite
 def materials(draw: st.DrawFn) -> ResumeMaterial:
     def numbered(make: Callable[[int, str], Any], most: int) -> list[Any]:
@@ -66,7 +70,7 @@ def materials(draw: st.DrawFn) -> ResumeMaterial:
 
     return ResumeMaterial(
         session=session(draw(words)), episodes=numbered(episode, 10), decisions=numbered(decision, 10),
-        open_threads=numbered(thread, 10), summaries=numbered(summary, 10), left_out={},
+        open_threads=numbered(thread, 10), plans=numbered(plan, 30), summaries=numbered(summary, 10), left_out={},
         head=Point(position=1, record_id=uuid.UUID(int=1)),
     )  # fmt: skip
 
@@ -87,8 +91,9 @@ def test_messages_are_the_same_each_time(material: ResumeMaterial, budget: int) 
 @given(materials(), st.integers(100, 1_500))
 def test_what_did_not_fit_is_counted(material: ResumeMaterial, budget: int) -> None:
     built = build_messages(material, max_tokens=budget, injected=100)
-    shown = built.messages[1].content.count("\n- ")
-    assert shown >= len(material.open_threads) - built.omitted.get("open_threads", 0)
+    goal = built.messages[1].content
+    assert goal.count("\n- ") >= len(material.open_threads) - built.omitted.get("open_threads", 0)
+    assert goal.count("\nPlan ") >= len(material.plans) - built.omitted.get("plans", 0)
 
 
 def test_the_first_message_begins_with_the_mark_and_the_last_word() -> None:
@@ -105,3 +110,17 @@ def test_the_first_message_begins_with_the_mark_and_the_last_word() -> None:
 def test_a_cut_text_has_at_most_its_tokens(text: str, most: int) -> None:
     cut = cut_to_tokens(text, most)
     assert cut == text or estimated_tokens(cut) <= max(most, 1)
+
+
+def test_many_plans_neither_burst_the_budget_nor_push_out_open_threads() -> None:
+    material = ResumeMaterial(
+        session=session("goal"), episodes=[episode(1, "word")], plans=[plan(n, "p" * 40) for n in range(1, 201)],
+        open_threads=[thread(1, "to do")], left_out={"plans": 7, "open_threads": 3},
+        head=Point(position=2, record_id=uuid.UUID(int=2)),
+    )  # fmt: skip
+    built = build_messages(material, max_tokens=300, injected=3)
+    assert built.token_count <= 300
+    goal = built.messages[1].content
+    assert "to do" in goal
+    assert built.omitted == {"plans": 207 - goal.count("\nPlan "), "open_threads": 3}
+    assert goal.count("\nPlan ") > 0

@@ -11,7 +11,7 @@ from hivemem.cli import _show
 from hivemem.cli._options import DEFAULT_ADDRESS, Address, Json, Namespace, connected
 
 if TYPE_CHECKING:
-    from hivemem._models import Resumed
+    from hivemem._models import Omission, PlanProgress, Resumed
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +73,7 @@ def _print_state(page: _show.Page, resumed: Resumed) -> None:
         holder = f", claimed by {thread.claim.agent_id}" if thread.claim else ""
         page.block(f"{thread.text}  [{thread.thread_id}{holder}]", indent=2)
     for plan in resumed.plans:
-        page.line(f"  plan {plan.plan_id}: step {plan.current_step or plan.total_steps} of {plan.total_steps}")
+        page.line(f"  plan {plan.plan_id}: {_progress(plan)}")
     if resumed.episodes:
         page.heading("Last episodes")
     for episode in resumed.episodes:
@@ -82,3 +82,18 @@ def _print_state(page: _show.Page, resumed: Resumed) -> None:
         page.heading("Other sessions of this user")
     for summary in resumed.summaries:
         page.block(f"{summary.session_id}: {summary.summary}", indent=2)
+    for omission in resumed.omitted:
+        page.line((f"note: {_note(omission)}", "dim"))
+
+
+def _progress(plan: PlanProgress) -> str:
+    if plan.current_step:
+        return f"step {plan.current_step} of {plan.total_steps}"
+    return f"no step is left, {plan.resolved_steps} of {plan.total_steps} are done"
+
+
+def _note(omission: Omission) -> str:
+    what, where = omission.what, "into the messages"
+    if what.startswith("listed_"):
+        what, where = what.removeprefix("listed_"), "into the list"
+    return f"{omission.count} {what.replace('_', ' ')} did not fit {where}"

@@ -21,6 +21,7 @@ _SHORTFALLS = {
     Shortfall.MIN_SCORE: "hits below the lowest score were left out",
     Shortfall.INDEX_BEHIND: "the newest episodes were found by their words only",
     Shortfall.EMBEDDER_UNAVAILABLE: "the embedder does not answer: words alone decided",
+    Shortfall.RESPONSE_SIZE: "the last hits were left out, they are too large for one answer",
 }
 
 

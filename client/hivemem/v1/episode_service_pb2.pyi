@@ -510,11 +510,11 @@ class GetEpisodeResponse(_message.Message):
 
     @_builtins.property
     def before(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Episode]:
-        """Those before it, oldest first."""
+        """Those right before it, oldest first; fewer if 512 KiB are reached."""
 
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Episode]:
-        """Those after it, oldest first."""
+        """Those right after it, oldest first; fewer if 512 KiB are reached."""
 
     def __init__(
         self,
@@ -644,7 +644,7 @@ class SubscribeEpisodesRequest(_message.Message):
     namespace: _builtins.str
     """Unset: `default`."""
     max_batch_size: _builtins.int
-    """Records in one batch at most. Unset: 500. Clamped to 1 … 1,000."""
+    """Records in one batch at most. Unset: 500. Above 1,000: 1,000. Negative: refused."""
     @_builtins.property
     def start(self) -> _types_pb2.StartPoint:
         """Where to start. Unset: the beginning."""
@@ -951,7 +951,7 @@ class WaitEpisodesRequest(_message.Message):
     namespace: _builtins.str
     """Unset: `default`."""
     max_batch_size: _builtins.int
-    """Records at most. Unset: 500. Clamped to 1 … 1,000."""
+    """Records at most. Unset: 500. Above 1,000: 1,000. Negative: refused."""
     @_builtins.property
     def start(self) -> _types_pb2.StartPoint:
         """Where to start. Unset: the beginning."""

@@ -166,7 +166,7 @@ class SearchEpisodesRequest(_message.Message):
     explain: _builtins.bool
     """Whether hits come with the parts of their scores."""
     as_of_position: _builtins.int
-    """Search the log as it was at this position. Unset: as it is now."""
+    """Search the log as it was at this position: what was superseded later counts as standing. Unset: as it is now."""
     wait_for_position: _builtins.int
     """Wait until this position is indexed, as long as the call's deadline and 60 s allow; then INDEX_BEHIND. Unset: no
     wait.
@@ -175,7 +175,7 @@ class SearchEpisodesRequest(_message.Message):
     """Embedding model to search with. Unset: the server's current one."""
     @_builtins.property
     def vector(self) -> _types_pb2.Vector:
-        """As a vector of a model that the server knows; words play no part then."""
+        """As a vector of a model that the server knows, of any length but zero; words play no part then."""
 
     @_builtins.property
     def filter(self) -> _types_pb2.Filter:

@@ -56,7 +56,7 @@ class SearchServiceServicer(object):
         search. Text is searchable as soon as its append is acknowledged, meaning as soon as it is indexed; while the
         embedder does not answer, words alone decide and `shortfalls` says so.
         Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, MODEL_UNKNOWN, VECTOR_INVALID, INDEX_BEHIND, DATABASE_UNAVAILABLE,
-        EMBEDDER_UNAVAILABLE (a wait for a vector only).
+        EMBEDDER_UNAVAILABLE (with `wait_for_position` only).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

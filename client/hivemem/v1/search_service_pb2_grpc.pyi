@@ -38,7 +38,7 @@ class SearchServiceStub:
     search. Text is searchable as soon as its append is acknowledged, meaning as soon as it is indexed; while the
     embedder does not answer, words alone decide and `shortfalls` says so.
     Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, MODEL_UNKNOWN, VECTOR_INVALID, INDEX_BEHIND, DATABASE_UNAVAILABLE,
-    EMBEDDER_UNAVAILABLE (a wait for a vector only).
+    EMBEDDER_UNAVAILABLE (with `wait_for_position` only).
     """
     AssembleContext: _grpc.UnaryUnaryMultiCallable[_search_service_pb2.AssembleContextRequest, _search_service_pb2.AssembleContextResponse]
     """Packs what matters for a situation into a token budget: relevant episodes, recent ones, open threads and facts,
@@ -56,7 +56,7 @@ class SearchServiceAsyncStub(SearchServiceStub):
     search. Text is searchable as soon as its append is acknowledged, meaning as soon as it is indexed; while the
     embedder does not answer, words alone decide and `shortfalls` says so.
     Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, MODEL_UNKNOWN, VECTOR_INVALID, INDEX_BEHIND, DATABASE_UNAVAILABLE,
-    EMBEDDER_UNAVAILABLE (a wait for a vector only).
+    EMBEDDER_UNAVAILABLE (with `wait_for_position` only).
     """
     AssembleContext: _aio.UnaryUnaryMultiCallable[_search_service_pb2.AssembleContextRequest, _search_service_pb2.AssembleContextResponse]  # type: ignore[assignment]
     """Packs what matters for a situation into a token budget: relevant episodes, recent ones, open threads and facts,
@@ -77,7 +77,7 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
         search. Text is searchable as soon as its append is acknowledged, meaning as soon as it is indexed; while the
         embedder does not answer, words alone decide and `shortfalls` says so.
         Errors: INVALID_FIELD, NAMESPACE_NOT_FOUND, MODEL_UNKNOWN, VECTOR_INVALID, INDEX_BEHIND, DATABASE_UNAVAILABLE,
-        EMBEDDER_UNAVAILABLE (a wait for a vector only).
+        EMBEDDER_UNAVAILABLE (with `wait_for_position` only).
         """
 
     @_abc_1.abstractmethod

@@ -622,7 +622,7 @@ class ResumeSessionRequest(_message.Message):
     max_episodes: _builtins.int
     """Last episodes to return. Unset: 10. At most 100."""
     max_tokens: _builtins.int
-    """Tokens that `messages` may take, by the documented estimate. Unset: 2,000. At least 100."""
+    """Tokens that `messages` may take, by the documented estimate. Unset: 2,000. 100 to 100,000."""
     max_summaries: _builtins.int
     """Summaries of the user's other sessions to return. Unset: 10. At most 100."""
     max_injected_summaries: _builtins.int
@@ -812,11 +812,11 @@ class AwayReport(_message.Message):
     """Threads resolved or dropped since then."""
     @_builtins.property
     def episode_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Episodes since then by agent."""
+        """Episodes since then by agent; the 1,000 agents with the most."""
 
     @_builtins.property
     def highlights(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Episode]:
-        """The episodes since then that matter most to the session's goal and open threads."""
+        """The newest of them, as far as they are among `episodes`, oldest first. At most 512 KiB."""
 
     def __init__(
         self,
@@ -871,9 +871,12 @@ class Omission(_message.Message):
     WHAT_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     what: _builtins.str
-    """What was left out: `episodes`, `decisions`, `open_threads`, `summaries`."""
+    """What was left out. Of `messages`: `episodes`, `decisions`, `open_threads`, `plans`, `summaries`. Of the list of that
+    name: `listed_continued_sessions`, `listed_episodes`, `listed_decisions`, `listed_open_threads`, `listed_plans`,
+    `listed_summaries`, `listed_agents`.
+    """
     count: _builtins.int
-    """How many of them."""
+    """How many of them. Episodes and summaries beyond the numbers that were asked for do not count."""
     def __init__(
         self,
         *,
@@ -938,11 +941,11 @@ class ResumeSessionResponse(_message.Message):
 
     @_builtins.property
     def plans(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanProgress]:
-        """How far the plans among them have come."""
+        """How far the plans among them have come. At most 1,000."""
 
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_service_pb2.Agent]:
-        """Agents that wrote to the session, with their presence."""
+        """Agents that wrote to those sessions, with their presence, the last to write first. At most 1,000."""
 
     @_builtins.property
     def summaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionSummary]:
@@ -961,7 +964,7 @@ class ResumeSessionResponse(_message.Message):
     @_builtins.property
     def omitted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Omission]:
         """What was left out of `messages` to stay within `max_tokens`, and of the lists above at their limits: each has at
-        most 512 KiB.
+        most 512 KiB, so that the answer stays below 4 MiB.
         """
 
     def __init__(

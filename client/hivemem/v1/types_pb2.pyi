@@ -190,7 +190,7 @@ class _OperationStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operat
     OPERATION_STATE_SUCCEEDED: _OperationState.ValueType  # 2
     """Done."""
     OPERATION_STATE_FAILED: _OperationState.ValueType  # 3
-    """Given up; `error` says why. What was done before stays done."""
+    """Given up; `failure` says why. What was done before stays done."""
 
 class OperationState(_OperationState, metaclass=_OperationStateEnumTypeWrapper):
     """State of long work."""
@@ -202,7 +202,7 @@ OPERATION_STATE_RUNNING: OperationState.ValueType  # 1
 OPERATION_STATE_SUCCEEDED: OperationState.ValueType  # 2
 """Done."""
 OPERATION_STATE_FAILED: OperationState.ValueType  # 3
-"""Given up; `error` says why. What was done before stays done."""
+"""Given up; `failure` says why. What was done before stays done."""
 Global___OperationState: _TypeAlias = OperationState  # noqa: Y015
 
 @_typing.final
@@ -941,8 +941,8 @@ Global___PositionRange: _TypeAlias = PositionRange  # noqa: Y015
 @_typing.final
 class Filter(_message.Message):
     """Which log records are meant. Unset fields restrict nothing; set ones all have to match. Every list has at most 256
-    values and matches if any of its values does, unless said otherwise. Records other than episodes match by session and
-    agent only: a filter that asks for anything else matches no such record.
+    values and matches if any of its values does, unless said otherwise. Records other than episodes match by session,
+    agent, user, time of commit and position only: a filter that asks for anything else matches no such record.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -2,8 +2,9 @@
 
 The messages are built from what is stored, never from a farewell, so they are the same after a crash. They are, in
 order: a system message with the last word, the decisions that stand and what earlier sessions left; the goal with the
-open threads; and the confirmation. The frame always fits; what is left of the budget goes to open threads, decisions,
-recent episodes and earlier summaries, in that order, and what does not fit is counted.
+plans and open threads; and the confirmation. The frame always fits; what is left of the budget goes to plans (a quarter
+at most), open threads, decisions, recent episodes and earlier summaries, in that order, and what does not fit is
+counted.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class AgentSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeMaterial:
-    """What is stored about a session and those that it continues, in one snapshot. Episodes are oldest first."""
+    """What is stored about a session and those that it continues, in one snapshot. Episodes are oldest first.
+
+    `left_out` counts what is stored beyond the lists' limits, by the list's name.
+    """
 
     session: Session | None
     continued_sessions: Sequence[Session] = ()
@@ -119,6 +123,7 @@ def build_messages(material: ResumeMaterial, *, max_tokens: int, injected: int, 
     if material.session is None or not (material.episodes or material.session.goal):
         return ResumeMessages(omitted={})
     pack = _Pack(max_tokens, material)
+    plans = pack.take("plans", (_plan_line(plan) for plan in material.plans if plan.current_step), share=4)
     threads = pack.take("open_threads", map(_thread_line, material.open_threads))
     decisions = pack.take("decisions", (f"- {d.decision.text}" for d in reversed(material.decisions)))
     episodes = pack.take("episodes", _episode_lines(material.episodes, agent_id))
@@ -131,13 +136,7 @@ def build_messages(material: ResumeMaterial, *, max_tokens: int, injected: int, 
             *_section("From earlier sessions:", summaries),
         ]
     )
-    goal = "\n".join(
-        [
-            pack.goal,
-            *(_plan_line(plan) for plan in material.plans if plan.current_step),
-            *_section("Open threads:", threads),
-        ]
-    ).strip()
+    goal = "\n".join([pack.goal, *plans, *_section("Open threads:", threads)]).strip()
     messages = [Message(role=Role.SYSTEM, content=system)]
     if goal:
         messages.append(Message(role=Role.USER, content=goal))
@@ -156,26 +155,26 @@ class _Pack:
         self.last_word = cut_to_tokens(" ".join(newest.split()), max_tokens // 6)
         goal = cut_to_tokens(material.session.goal, max_tokens // 6)
         self.goal = f"Goal: {goal}" if goal else ""
-        plans = sum(estimated_tokens(_plan_line(plan)) + 1 for plan in material.plans)
-        frame = 2 * estimated_tokens(self.last_word) + estimated_tokens(self.goal) + plans
+        frame = 2 * estimated_tokens(self.last_word) + estimated_tokens(self.goal)
         headings = 3 * MESSAGE_OVERHEAD + estimated_tokens(MARK + CONFIRMATION) + 6
         self._left = max_tokens - frame - headings
+        self._unread = material.left_out
         self.omitted: dict[str, int] = {}
 
-    def take(self, what: str, lines: Iterable[str]) -> list[str]:
-        """As many of the lines as fit, in order; counts the rest."""
+    def take(self, what: str, lines: Iterable[str], *, share: int = 1) -> list[str]:
+        """As many of the lines as fit into the share of what is left, in order; counts the rest."""
         taken: list[str] = []
         left = list(lines)
         cost = _SECTION_TOKENS
         for line in left:
             cost += estimated_tokens(line) + 1
-            if cost > self._left:
+            if cost > self._left // share:
                 break
             taken.append(line)
         if taken:
             self._left -= _SECTION_TOKENS + sum(estimated_tokens(line) + 1 for line in taken)
-        if len(taken) < len(left):
-            self.omitted[what] = len(left) - len(taken)
+        if omitted := len(left) - len(taken) + self._unread.get(what, 0):
+            self.omitted[what] = omitted
         return taken
 
 

@@ -65,11 +65,14 @@ class Search:
     async def episodes(self, namespace: Namespace, query: SearchQuery, *, wait_seconds: float) -> SearchResult:
         """The best hits. Without an answer from the embedder words alone decide, and the result says so.
 
-        Raises IndexBehind if `wait_for` is not indexed within `wait_seconds`.
+        With `wait_for` it raises IndexBehind if that is not indexed within `wait_seconds`, and EmbedderUnavailable if
+        the embedder does not answer.
         """
         embedder, model = self._slot.embedder, self._slot.model
         if query.wait_for and model:
             await self._wait_until_indexed(namespace, model, query.wait_for, wait_seconds)
+        elif query.wait_for and self._slot.configured:
+            raise EmbedderUnavailable("the embedder does not answer, nothing is being indexed: search without waiting")
         vector = await _vector(query, embedder)
         wanted = _as_of(query.wanted, query.as_of)
         found = await self._store.candidates(
@@ -115,19 +118,25 @@ async def _vector(query: SearchQuery, embedder: Embedder | None) -> Sequence[flo
     try:
         async with asyncio.timeout(EMBED_SECONDS):
             return await embedder.embed_query(query.text)
-    except (EmbedderUnavailable, EmbedderRejected, TimeoutError):
+    except (EmbedderUnavailable, TimeoutError) as error:
+        if query.wait_for:
+            raise EmbedderUnavailable("the embedder does not answer: search without waiting") from error
+        return None
+    except EmbedderRejected:
         return None
 
 
 def _checked(vector: Sequence[float], embedder: Embedder | None) -> Sequence[float]:
+    """The vector at unit length, as the index has them: what is stored with half precision must not overflow."""
     dimension = embedder.model.dimension if embedder else 0
-    if not any(vector) or not all(map(math.isfinite, vector)):
+    length = math.hypot(*vector)
+    if not 0 < length < math.inf:
         raise VectorInvalid("the vector must have finite numbers that are not all zero")
     if len(vector) != dimension:
         raise VectorInvalid(
             f"the vector has {len(vector)} numbers, the model has {dimension}", given=len(vector), dimension=dimension
         )
-    return vector
+    return [number / length for number in vector]
 
 
 def _as_of(wanted: Filter, position: int) -> Filter:

@@ -76,7 +76,10 @@ class Violations:
 
 
 def check_append(found: Violations, append: Append, size: int) -> None:
-    """Raises for an append that must not be stored, with what was found before; `size` is the bytes of the request."""
+    """Raises for an append that must not be stored, with what was found before; `size` is the bytes of the request.
+
+    That there are not too many episodes and conditions is for the caller to check before it reads them.
+    """
     if size > limits.APPEND_BYTES:
         raise TooLarge(
             f"the append has {size} bytes, the limit is {limits.APPEND_BYTES}: send fewer episodes in one call",
@@ -87,11 +90,9 @@ def check_append(found: Violations, append: Append, size: int) -> None:
     found.identifier("agent_id", append.agent_id)
     if not append.episodes:
         found.add("episodes", "must not be empty")
-    found.count("conditions", append.conditions, limits.CONDITIONS)
-    for index, condition in enumerate(append.conditions[: limits.CONDITIONS]):
+    for index, condition in enumerate(append.conditions):
         _check_condition(found, f"conditions[{index}]", condition)
-    found.count("episodes", append.episodes, limits.APPEND_EPISODES)
-    for index, episode in enumerate(append.episodes[: limits.APPEND_EPISODES]):
+    for index, episode in enumerate(append.episodes):
         _check_episode(found, f"episodes[{index}]", episode)
     _check_unique_ids(found, append.episodes)
     found.done()

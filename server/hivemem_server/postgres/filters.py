@@ -1,7 +1,8 @@
 """Filters as SQL. The one place that says what a filter means to the database.
 
-A statement depends on a filter's shape only: which fields are set, and of what type attribute values are. The values
-are parameters. So statements are built and compiled once for each shape; `shape(filter)` is the key to keep them by.
+A statement depends on a filter's shape only: which fields are set, whether one session or agent is meant or many, and
+of what types attribute values are. The values are parameters, one array for each list. So statements are built and
+compiled once for each shape; `shape(filter)` is the key to keep them by.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ NAMESPACE = bindparam("namespace", type_=Integer)
 _PARAMETER = re.compile(r"%\((?P<name>\w+)\)s::(?P<type>[A-Z ]+(\[\])?)")
 
 _SET = ("",)  # stands in a shape for whatever a list holds
+_ONE_OR_MANY = ("session_ids", "agent_ids")  # a shape tells one value from many: one is compared by =
 _SOME_TIME = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LISTS = (
     "session_ids", "agent_ids", "exclude_agent_ids", "user_ids", "kinds", "any_tags", "all_tags", "to_agents",
 )  # fmt: skip
 _THREAD_LISTS = ("session_ids", "user_ids", "agent_ids", "claimed_by_agent_ids", "any_tags", "plan_ids")
+
+# What stands in a shape for values of each type.
+_ANY_VALUE: dict[str, AttributeValue] = {"b": True, "n": 0, "s": ""}
 
 # Literals, not parameters: only then does the planner use the index of unfinished threads.
 UNFINISHED: Condition = threads.c.state.in_([literal_column("1"), literal_column("2")])
@@ -65,6 +70,7 @@ UNFINISHED: Condition = threads.c.state.in_([literal_column("1"), literal_column
 def shape(wanted: Filter) -> Filter:
     """The filter with its values blanked."""
     lists: dict[str, Any] = {name: _SET if getattr(wanted, name) else () for name in _LISTS}
+    lists |= {name: _SET * min(len(getattr(wanted, name)), 2) for name in _ONE_OR_MANY}
     return replace(
         wanted,
         **lists,
@@ -78,16 +84,18 @@ def shape(wanted: Filter) -> Filter:
 
 
 def _predicate_shape(predicate: AttributePredicate) -> AttributePredicate:
-    return replace(predicate, key="", values=tuple(_value_shape(value) for value in predicate.values))
+    letters = {_letter(value) for value in predicate.values}
+    return replace(predicate, key="", values=tuple(_ANY_VALUE[letter] for letter in sorted(letters)))
 
 
-def _value_shape(value: AttributeValue) -> AttributeValue:
+def _letter(value: AttributeValue) -> str:
+    """The type that a value is compared as: truth value, number or text."""
     match value:
         case bool():
-            return True
+            return "b"
         case str():
-            return ""
-    return 0
+            return "s"
+    return "n"
 
 
 def _range_shape(span: TimeRange) -> TimeRange:
@@ -109,9 +117,13 @@ def record_params(namespace: int, wanted: Filter) -> Params:
     }
     for index, predicate in enumerate(wanted.attributes):
         params[f"key_{index}"] = predicate.key
-        for number, value in enumerate(predicate.values):
-            params[f"value_{index}_{number}"] = value if isinstance(value, str) else repr(value).lower()
+        for letter in _ANY_VALUE:
+            params[f"values_{index}_{letter}"] = [_text(v) for v in predicate.values if _letter(v) == letter]
     return params
+
+
+def _text(value: AttributeValue) -> str:
+    return value if isinstance(value, str) else repr(value).lower()
 
 
 def reading_json(query: Query) -> str:
@@ -145,13 +157,14 @@ def record_conditions(shaped: Filter) -> list[Condition]:
 def _scope(shaped: Filter) -> list[Condition]:
     found: list[Condition] = []
     if shaped.session_ids:
-        found.append(log.c.session_key == any_(_session_keys(sessions.c.session_id, "session_ids")))
+        keys = _session_keys(sessions.c.session_id, "session_ids")
+        found.append(_among(log.c.session_key, keys, one=len(shaped.session_ids) == 1))
     if shaped.user_ids:
-        found.append(log.c.session_key == any_(_session_keys(sessions.c.user_id, "user_ids")))
+        found.append(_among(log.c.session_key, _session_keys(sessions.c.user_id, "user_ids")))
     if shaped.agent_ids:
-        found.append(log.c.agent_key == any_(_agent_keys("agent_ids")))
+        found.append(_among(log.c.agent_key, _agent_keys("agent_ids"), one=len(shaped.agent_ids) == 1))
     if shaped.exclude_agent_ids:
-        found.append(not_(log.c.agent_key == any_(_agent_keys("exclude_agent_ids"))))
+        found.append(not_(_among(log.c.agent_key, _agent_keys("exclude_agent_ids"))))
     return found
 
 
@@ -159,21 +172,20 @@ def _texts(name: str) -> ColumnElement[Sequence[str]]:
     return bindparam(name, type_=ARRAY(Text))
 
 
-def _session_keys(column: ColumnElement[str], name: str) -> ColumnElement[Sequence[int]]:
-    return _keys(
-        select(sessions.c.session_key).where(sessions.c.namespace_id == NAMESPACE, column == any_(_texts(name)))
-    )
+def _session_keys(column: ColumnElement[str], name: str) -> Select[tuple[int]]:
+    return select(sessions.c.session_key).where(sessions.c.namespace_id == NAMESPACE, column == any_(_texts(name)))
 
 
-def _agent_keys(name: str) -> ColumnElement[Sequence[int]]:
-    return _keys(
-        select(agents.c.agent_key).where(agents.c.namespace_id == NAMESPACE, agents.c.agent_id == any_(_texts(name)))
-    )
+def _agent_keys(name: str) -> Select[tuple[int]]:
+    return select(agents.c.agent_key).where(agents.c.namespace_id == NAMESPACE, agents.c.agent_id == any_(_texts(name)))
 
 
-def _keys(keys: Select[tuple[int]]) -> ColumnElement[Sequence[int]]:
-    # As an array made once, not as a join: the planner then walks the index of the scope in log order.
-    return func.array(keys.scalar_subquery(), type_=ARRAY(Integer))
+def _among(column: ColumnElement[int], keys: Select[tuple[int]], *, one: bool = False) -> Condition:
+    # Found once, not as a join: the planner then walks the index of the scope. One key is compared by =, because only
+    # then does it know that the walk is in log order.
+    if one:
+        return column == keys.scalar_subquery()
+    return column == any_(func.array(keys.scalar_subquery(), type_=ARRAY(Integer)))
 
 
 def _span(shaped: Filter) -> list[Condition]:
@@ -210,8 +222,8 @@ def _predicate(index: int, predicate: AttributePredicate) -> Condition:
     key = bindparam(f"key_{index}", type_=Text)
     present: Condition = log.c.attributes.has_key(key)
     compared = [
-        _compared(key, predicate.operator, value, bindparam(f"value_{index}_{number}", type_=Text))
-        for number, value in enumerate(predicate.values)
+        _compared(key, predicate.operator, value, _texts(f"values_{index}_{_letter(value)}"))
+        for value in predicate.values
     ]
     match predicate.operator:
         case Operator.EXISTS:
@@ -225,18 +237,17 @@ def _predicate(index: int, predicate: AttributePredicate) -> Condition:
 
 
 def _compared(
-    key: ColumnElement[str], operator: Operator, value: AttributeValue, param: ColumnElement[str]
+    key: ColumnElement[str], operator: Operator, value: AttributeValue, values: ColumnElement[Sequence[str]]
 ) -> Condition:
-    """Compares values of one type; an attribute of another type gives NULL, which matches nothing."""
+    """Compares with any of the values of one type, an array; an attribute of another type gives NULL: no match."""
     stored = log.c.attributes[key]
     if isinstance(value, bool):
         is_order = operator not in (Operator.EQUAL, Operator.NOT_EQUAL, Operator.IN)
-        return false() if is_order else stored["b"].astext == param
+        return false() if is_order else stored["b"].astext == any_(values)
     if isinstance(value, str):
-        return _ordered(collate(stored["s"].astext, "C"), operator, param)
-    return _ordered(
-        cast(func.coalesce(stored["i"].astext, stored["d"].astext), Numeric), operator, cast(param, Numeric)
-    )
+        return _ordered(collate(stored["s"].astext, "C"), operator, any_(values))
+    number = cast(func.coalesce(stored["i"].astext, stored["d"].astext), Numeric)
+    return _ordered(number, operator, any_(cast(values, ARRAY(Numeric))))
 
 
 def _ordered(left: ColumnElement[Any], operator: Operator, right: ColumnElement[Any]) -> Condition:
@@ -278,14 +289,14 @@ def thread_conditions(shaped: ThreadFilter) -> list[Condition]:
         if set(shaped.states) <= {ThreadState.OPEN, ThreadState.CLAIMED}:
             found.append(UNFINISHED)
     if shaped.session_ids:
-        found.append(threads.c.session_key == any_(_session_keys(sessions.c.session_id, "session_ids")))
+        found.append(_among(threads.c.session_key, _session_keys(sessions.c.session_id, "session_ids")))
     if shaped.user_ids:
-        found.append(threads.c.session_key == any_(_session_keys(sessions.c.user_id, "user_ids")))
+        found.append(_among(threads.c.session_key, _session_keys(sessions.c.user_id, "user_ids")))
     if shaped.agent_ids:
-        found.append(threads.c.agent_key == any_(_agent_keys("agent_ids")))
+        found.append(_among(threads.c.agent_key, _agent_keys("agent_ids")))
     if shaped.claimed_by_agent_ids:
-        holders = _agent_keys("claimed_by_agent_ids")
-        found.append(and_(threads.c.state == int(ThreadState.CLAIMED), threads.c.claimed_by == any_(holders)))
+        held = _among(threads.c.claimed_by, _agent_keys("claimed_by_agent_ids"))
+        found.append(and_(threads.c.state == int(ThreadState.CLAIMED), held))
     return found + _thread_labels(shaped)
 
 

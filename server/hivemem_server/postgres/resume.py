@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import LiteralString
 
 from psycopg import AsyncConnection
-from sqlalchemy import ARRAY, Integer, and_, any_, bindparam, select
+from sqlalchemy import ARRAY, Integer, and_, any_, bindparam, func, select
 
 from hivemem_server.domain import limits
 from hivemem_server.domain.resume import (
@@ -55,21 +55,37 @@ SELECT session_key FROM chain ORDER BY depth
 # How far each plan with unfinished steps in these sessions has come.
 PLANS: LiteralString = """
 SELECT t.plan_id, coalesce(min(t.step) FILTER (WHERE t.state IN (1, 2)), 0), count(DISTINCT t.step),
-       count(DISTINCT t.step) FILTER (WHERE t.state = 3)
+       count(DISTINCT t.step) FILTER (WHERE t.state = 3), count(*) OVER ()
 FROM threads t
 WHERE t.namespace_id = %(namespace)s AND t.session_key = ANY(%(sessions)s) AND t.plan_id IS NOT NULL
-GROUP BY t.plan_id HAVING bool_or(t.state IN (1, 2)) ORDER BY t.plan_id
+GROUP BY t.plan_id HAVING bool_or(t.state IN (1, 2)) ORDER BY t.plan_id LIMIT %(limit)s
 """
 
-# Who wrote to these sessions, and when last: one step in an index for each agent.
+# Who wrote to these sessions, and when last. In the index of streams it goes from one stream to the next, so that it
+# reads two rows of each, however long they are.
 AGENTS: LiteralString = """
-SELECT a.agent_id, a.created_time, newest.time, newest.position
-FROM agents a
-JOIN LATERAL (SELECT l.position, l.time FROM log l, unnest(%(sessions)s::int[]) s (session_key)
-              WHERE l.namespace_id = a.namespace_id AND l.session_key = s.session_key AND l.agent_key = a.agent_key
-                AND l.record_kind = 1
-              ORDER BY l.position DESC LIMIT 1) newest ON true
-WHERE a.namespace_id = %(namespace)s ORDER BY newest.position DESC LIMIT %(limit)s
+WITH RECURSIVE streams (session_key, agent_key) AS (
+    SELECT s.session_key, 0 FROM unnest(%(sessions)s::int[]) s (session_key)
+    UNION ALL
+    SELECT s.session_key, next.agent_key
+    FROM streams s
+    CROSS JOIN LATERAL (SELECT l.agent_key FROM log l
+                        WHERE l.namespace_id = %(namespace)s AND l.session_key = s.session_key AND l.record_kind = 1
+                          AND l.agent_key > s.agent_key
+                        ORDER BY l.agent_key LIMIT 1) next
+),
+seen AS (
+    SELECT DISTINCT ON (s.agent_key) s.agent_key, newest.time, newest.position
+    FROM streams s
+    CROSS JOIN LATERAL (SELECT l.position, l.time FROM log l
+                        WHERE l.namespace_id = %(namespace)s AND l.session_key = s.session_key AND l.record_kind = 1
+                          AND l.agent_key = s.agent_key
+                        ORDER BY l.revision DESC LIMIT 1) newest
+    ORDER BY s.agent_key, newest.position DESC
+)
+SELECT a.agent_id, a.created_time, seen.time, seen.position, count(*) OVER ()
+FROM seen JOIN agents a ON a.namespace_id = %(namespace)s AND a.agent_key = seen.agent_key
+ORDER BY seen.position DESC LIMIT %(limit)s
 """
 
 # The last word of each of the user's other sessions.
@@ -131,6 +147,18 @@ _DECISIONS = compiled(
     )
     .order_by(decisions.c.position.desc(), decisions.c.ordinal.desc())
     .limit(_LIMIT)
+)
+
+# How many of them there are, beyond the limit too.
+_DECISION_COUNT = compiled(
+    select(func.count()).where(
+        decisions.c.namespace_id == NAMESPACE,
+        decisions.c.session_key == any_(_CHAIN),
+        decisions.c.superseded_by.is_(None),
+    )
+)
+_THREAD_COUNT = compiled(
+    select(func.count()).where(threads.c.namespace_id == NAMESPACE, threads.c.session_key == any_(_CHAIN), UNFINISHED)
 )
 
 _THREADS = compiled(
@@ -196,21 +224,34 @@ class _Reader:
         found = {row[0]: session(row) for row in await self.query(_SESSIONS, **scope)}
         current, *continued = [found[key] for key in chain]
         episodes = await self.query(_EPISODES, **scope, limit=target.max_episodes)
-        decided = await self.query(_DECISIONS, **scope, limit=most + 1)
-        unfinished = await self.query(_THREADS, **scope, limit=most + 1)
+        decided = await self.query(_DECISIONS, **scope, limit=most)
+        unfinished = await self.query(_THREADS, **scope, limit=most)
+        plans = await self.fetch(PLANS, **scope, limit=most)
+        seen = await self.fetch(AGENTS, **scope, limit=most)
         return ResumeMaterial(
             session=current,
             continued_sessions=continued,
             episodes=[rows.episode(row) for row in reversed(episodes)],
-            decisions=[_decision(row) for row in reversed(decided[:most])],
-            open_threads=[thread(row) for row in unfinished[:most]],
-            plans=[_plan(row) for row in await self.fetch(PLANS, **scope)],
-            agents=[_agent(row) for row in await self.fetch(AGENTS, **scope, limit=most)],
+            decisions=[_decision(row) for row in reversed(decided)],
+            open_threads=[thread(row) for row in unfinished],
+            plans=[_plan(row) for row in plans],
+            agents=[_agent(row) for row in seen],
             summaries=await self._summaries(current.user_id, chain, target.max_summaries),
             away=await self._away(target.since, chain),
-            left_out={"decisions": int(len(decided) > most), "open_threads": int(len(unfinished) > most)},
+            left_out={
+                "decisions": await self._left_out(_DECISION_COUNT, decided, **scope),
+                "open_threads": await self._left_out(_THREAD_COUNT, unfinished, **scope),
+                "plans": plans[0][-1] - len(plans) if plans else 0,
+                "agents": seen[0][-1] - len(seen) if seen else 0,
+            },
             head=head,
         )
+
+    async def _left_out(self, count: Query, found: Sequence[Row], **scope: object) -> int:
+        """How many rows there are beyond those found."""
+        if len(found) < limits.RESUME_ITEMS:
+            return 0
+        return int((await self.query(count, **scope))[0][0]) - len(found)
 
     async def _summaries(self, user_id: str, chain: Sequence[int], most: int) -> list[SessionSummary]:
         if not user_id:
@@ -243,12 +284,12 @@ def _decision(row: Row) -> StandingDecision:
 
 
 def _plan(row: Row) -> PlanProgress:
-    plan_id, current, total, resolved = row
+    plan_id, current, total, resolved, _ = row
     return PlanProgress(plan_id=plan_id, current_step=current, total_steps=total, resolved_steps=resolved)
 
 
 def _agent(row: Row) -> AgentSeen:
-    agent_id, created, seen, position = row
+    agent_id, created, seen, position, _ = row
     return AgentSeen(agent_id=agent_id, create_time=created, last_seen_time=seen, last_position=position)
 
 

@@ -162,7 +162,7 @@ def _candidates(shaped: Filter, model_key: int, dimension: int) -> Query:
     """The statement for one shape of filter and one model; without a model, by words only."""
     nearest = _by_meaning(shaped, vectors(model_key, dimension)) if model_key else _nothing()
     query = _query()
-    return compiled(_united(query, _by_words(shaped, query), nearest))
+    return compiled(_united(shaped, query, _by_words(shaped, query), nearest))
 
 
 def _indexed() -> ColumnElement[int]:
@@ -230,7 +230,14 @@ def _nothing() -> CTE:
     return select(no_position.label("position"), no_similarity.label("similarity")).where(false()).cte("by_meaning")
 
 
-def _united(query: CTE, lexical: CTE, nearest: CTE) -> Select[Any]:
+def _is_superseded(shaped: Filter) -> ColumnElement[bool]:
+    """Whether a decision was superseded within the part of the log that is searched."""
+    if shaped.through:
+        return decisions.c.superseded_by <= bindparam("filter_through", type_=BigInteger)
+    return decisions.c.superseded_by.is_not(None)
+
+
+def _united(shaped: Filter, query: CTE, lexical: CTE, nearest: CTE) -> Select[Any]:
     """Both lists as one, with what the log knows of them. One row with nothing in it if both are empty."""
     position = func.coalesce(lexical.c.position, nearest.c.position)
     both = (
@@ -240,11 +247,7 @@ def _united(query: CTE, lexical: CTE, nearest: CTE) -> Select[Any]:
     )
     superseded = (
         select(true())
-        .where(
-            decisions.c.namespace_id == NAMESPACE,
-            decisions.c.position == both.c.position,
-            decisions.c.superseded_by.is_not(None),
-        )
+        .where(decisions.c.namespace_id == NAMESPACE, decisions.c.position == both.c.position, _is_superseded(shaped))
         .exists()
     )
     found = (

@@ -119,6 +119,7 @@ log = Table(
     ),
     Index("log_session", "namespace_id", "session_key", "position"),
     Index("log_agent", "namespace_id", "agent_key", "position"),
+    Index("log_session_agent", "namespace_id", "session_key", "agent_key", "position"),
     Index("log_search", "namespace_id", "search", postgresql_using="gin"),
 )
 
@@ -168,6 +169,9 @@ threads = Table(
     Column("superseded", Boolean, nullable=False, server_default="false"),
     PrimaryKeyConstraint("namespace_id", "thread_id"),
     Index("threads_order", "namespace_id", "position", "ordinal"),
+    Index(
+        "threads_plan", "namespace_id", "session_key", "plan_id", "step", postgresql_where=text("plan_id IS NOT NULL")
+    ),
     Index(
         "threads_unfinished",
         "namespace_id",

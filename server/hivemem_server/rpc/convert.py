@@ -58,9 +58,16 @@ def seconds(given: Duration) -> float:
     return given.seconds + given.nanos / 1e9
 
 
-def attributes_from(given: Mapping[str, pb.AttributeValue]) -> Attributes:
-    """Typed values; one that is not set is left out."""
-    return {key: value for key, message in given.items() if (value := attribute_from(message)) is not None}
+def attributes_from(found: Violations, path: str, given: Mapping[str, pb.AttributeValue]) -> Attributes:
+    """Typed values, with a violation for each that is not set."""
+    values: dict[str, AttributeValue] = {}
+    for key, message in given.items():
+        value = attribute_from(message)
+        if value is None:
+            found.add(f"{path}[{key!r}]", "needs a value of one type")
+        else:
+            values[key] = value
+    return values
 
 
 def attribute_from(given: pb.AttributeValue) -> AttributeValue | None:
@@ -96,7 +103,7 @@ def new_episode_from(found: Violations, path: str, given: pb.NewEpisode) -> NewE
         summary=given.summary,
         kind=given.kind or DEFAULT_KIND,
         tags=tuple(dict.fromkeys(given.tags)),
-        attributes=attributes_from(given.attributes) if given.attributes else {},
+        attributes=attributes_from(found, f"{path}.attributes", given.attributes) if given.attributes else {},
         event_time=event_time,
         decisions=tuple(_decision_from(episode_id, index, item) for index, item in enumerate(given.decisions, 1)),
         open_threads=tuple(_thread_from(episode_id, index, item) for index, item in enumerate(given.open_threads, 1)),

@@ -34,7 +34,7 @@ from hivemem_server.log.heads import Heads
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.append_stream import Submit, Submitted, append_stream
 from hivemem_server.rpc.namespaces import namespace_name
-from hivemem_server.rpc.pages import fitting, page_key, page_token
+from hivemem_server.rpc.pages import fitting, page_key, page_token, section
 from hivemem_server.rpc.registry import Outgoing
 
 HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
@@ -103,7 +103,9 @@ class EpisodeServicer:
             same_agent=request.neighbour_scope == pb.NEIGHBOUR_SCOPE_STREAM,
         )
         return pb.GetEpisodeResponse(
-            episode=convert.episode(episode), before=map(convert.episode, before), after=map(convert.episode, after)
+            episode=convert.episode(episode),
+            before=section(map(convert.episode, reversed(before)))[::-1],
+            after=section(map(convert.episode, after)),
         )
 
     async def list_episodes(self, request: pb.ListEpisodesRequest) -> pb.ListEpisodesResponse:
@@ -189,7 +191,7 @@ def _refuse_unbuilt(request: pb.AppendEpisodesRequest) -> None:
 def _append_from(request: pb.AppendEpisodesRequest) -> Append:
     found = Violations()
     episodes: list[NewEpisode] = []
-    for index, given in enumerate(request.episodes[: limits.APPEND_EPISODES + 1]):
+    for index, given in enumerate(request.episodes[: limits.APPEND_EPISODES]):
         episodes.append(convert.new_episode_from(found, f"episodes[{index}]", given))
     append = Append(
         session_id=request.session_id,
@@ -198,10 +200,12 @@ def _append_from(request: pb.AppendEpisodesRequest) -> Append:
         expectation=_expectation_from(found, request.expectation),
         conditions=tuple(
             Condition(wanted=convert.filter_from(found, given.filter), after=given.after_position)
-            for given in request.conditions[: limits.CONDITIONS + 1]
+            for given in request.conditions[: limits.CONDITIONS]
         ),
     )
+    # Counted here, because no more than the first that are too many were read.
     found.count("episodes", request.episodes, limits.APPEND_EPISODES)
+    found.count("conditions", request.conditions, limits.CONDITIONS)
     check_append(found, append, request.ByteSize())
     return append
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -51,6 +51,18 @@ def fitting(messages: Sequence[AnyMessage], most: int = limits.PAGE_BYTES) -> li
     for message in messages:
         size += message.ByteSize()
         if shown and size > most:
+            break
+        shown.append(message)
+    return shown
+
+
+def section(messages: Iterable[AnyMessage]) -> list[AnyMessage]:
+    """The messages of a list inside an answer without pages: as many as fit, none if even the first does not."""
+    shown: list[AnyMessage] = []
+    left = limits.SECTION_BYTES
+    for message in messages:
+        left -= message.ByteSize()
+        if left < 0:
             break
         shown.append(message)
     return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 
 from hivemem.v1 import agent_service_pb2
@@ -13,6 +14,7 @@ from hivemem_server.domain.ports import LogStore, NamespaceStore, ResumeStore, S
 from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.resume import (
     AgentSeen,
+    PlanProgress,
     ResumeMaterial,
     ResumeMessages,
     ResumeTarget,
@@ -24,7 +26,9 @@ from hivemem_server.domain.values import Namespace, Session, SessionState, Stand
 from hivemem_server.log.cursors import decode_cursor, encode_cursor, verified
 from hivemem_server.rpc import convert, threads
 from hivemem_server.rpc.namespaces import masked, namespace_name
-from hivemem_server.rpc.pages import fitting, page_key, page_token
+from hivemem_server.rpc.pages import fitting, page_key, page_token, section
+
+LISTS = ("continued_sessions", "episodes", "decisions", "open_threads", "plans", "summaries", "agents")
 
 
 class SessionServicer:
@@ -156,7 +160,7 @@ def _check_resume(request: pb.ResumeSessionRequest) -> None:
     found.between("max_summaries", request.max_summaries, 0, limits.RESUME_SUMMARIES)
     found.between("max_injected_summaries", request.max_injected_summaries, 0, limits.RESUME_SUMMARIES)
     if request.max_tokens:
-        found.at_least("max_tokens", request.max_tokens, limits.RESUME_TOKENS)
+        found.between("max_tokens", request.max_tokens, limits.RESUME_TOKENS, limits.MOST_RESUME_TOKENS)
     found.done()
 
 
@@ -182,47 +186,36 @@ def message(namespace: str, session: Session) -> pb.Session:
 
 
 def _resumed(namespace: Namespace, material: ResumeMaterial, built: ResumeMessages) -> pb.ResumeSessionResponse:
-    episodes = fitting([convert.episode(one) for one in reversed(material.episodes)], limits.SECTION_BYTES)[::-1]
-    decisions = fitting([_standing(one) for one in reversed(material.decisions)], limits.SECTION_BYTES)[::-1]
-    open_threads = fitting([threads.message(one) for one in material.open_threads], limits.SECTION_BYTES)
-    summaries = fitting([_summary(one) for one in material.summaries], limits.SECTION_BYTES)
-    cut = {
-        "episodes": len(material.episodes) - len(episodes),
-        "decisions": len(material.decisions) - len(decisions),
-        "open_threads": len(material.open_threads) - len(open_threads),
-        "summaries": len(material.summaries) - len(summaries),
-    }
     response = pb.ResumeSessionResponse(
-        continued_sessions=[message(namespace.name, session) for session in material.continued_sessions],
-        episodes=episodes,
-        decisions=decisions,
-        open_threads=open_threads,
-        summaries=summaries,
+        continued_sessions=section(message(namespace.name, session) for session in material.continued_sessions),
+        episodes=section(map(convert.episode, reversed(material.episodes)))[::-1],
+        decisions=section(map(_standing, reversed(material.decisions)))[::-1],
+        open_threads=section(map(threads.message, material.open_threads)),
+        plans=map(_plan, material.plans),
+        summaries=section(map(_summary, material.summaries)),
         agents=map(_agent, material.agents),
         messages=[
             pb.ResumeMessage(role=pb.MessageRole.ValueType(int(one.role)), content=one.content)
             for one in built.messages
         ],
         token_count=built.token_count,
-        omitted=_omissions(material.left_out, built.omitted, cut),
         position=material.head.position,
         cursor=encode_cursor(namespace, material.head),
     )
     if material.session:
         response.session.CopyFrom(message(namespace.name, material.session))
-    _add_plans(response, material)
     _add_away(response, material)
+    _add_omissions(response, material, built)
     return response
 
 
-def _add_plans(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> None:
-    for plan in material.plans:
-        response.plans.add(
-            plan_id=plan.plan_id,
-            current_step=plan.current_step,
-            total_steps=plan.total_steps,
-            resolved_steps=plan.resolved_steps,
-        )
+def _plan(value: PlanProgress) -> pb.PlanProgress:
+    return pb.PlanProgress(
+        plan_id=value.plan_id,
+        current_step=value.current_step,
+        total_steps=value.total_steps,
+        resolved_steps=value.resolved_steps,
+    )
 
 
 def _summary(value: SessionSummary) -> pb.SessionSummary:
@@ -244,20 +237,26 @@ def _add_away(response: pb.ResumeSessionResponse, material: ResumeMaterial) -> N
         pb.AwayReport(
             since_position=away.since_position,
             episode_count=sum(away.episode_counts.values()),
-            episode_counts=away.episode_counts,
+            episode_counts=_most(away.episode_counts),
             opened_thread_count=away.opened_threads,
             ended_thread_count=away.ended_threads,
-            highlights=fitting([convert.episode(one) for one in highlights], limits.SECTION_BYTES),
+            highlights=section(map(convert.episode, reversed(highlights)))[::-1],
         )
     )
 
 
-def _omissions(*counts: Mapping[str, int]) -> list[pb.Omission]:
-    total: dict[str, int] = {}
-    for one in counts:
-        for what, count in one.items():
-            total[what] = max(total.get(what, 0), count)
-    return [pb.Omission(what=what, count=count) for what, count in sorted(total.items()) if count]
+def _most(counts: Mapping[str, int]) -> dict[str, int]:
+    """The largest of the counts, as many as a list may have."""
+    return dict(heapq.nlargest(limits.RESUME_ITEMS, counts.items(), key=lambda item: item[1]))
+
+
+def _add_omissions(response: pb.ResumeSessionResponse, material: ResumeMaterial, built: ResumeMessages) -> None:
+    """Names what did not fit into the messages, and as `listed_…` what the lists lack of what is stored."""
+    counts = dict(built.omitted)
+    for name in LISTS:
+        stored = len(getattr(material, name)) + material.left_out.get(name, 0)
+        counts[f"listed_{name}"] = stored - len(getattr(response, name))
+    response.omitted.extend(pb.Omission(what=what, count=count) for what, count in sorted(counts.items()) if count)
 
 
 def _standing(value: StandingDecision) -> pb.StandingDecision:

@@ -112,6 +112,7 @@ def upgrade() -> None:
     op.create_index("log_agent", "log", ["namespace_id", "agent_key", "position"], unique=False)
     op.create_index("log_search", "log", ["namespace_id", "search"], unique=False, postgresql_using="gin")
     op.create_index("log_session", "log", ["namespace_id", "session_key", "position"], unique=False)
+    op.create_index("log_session_agent", "log", ["namespace_id", "session_key", "agent_key", "position"], unique=False)
     op.create_index(
         "log_stream",
         "log",
@@ -189,6 +190,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("namespace_id", "thread_id"),
     )
     op.create_index("threads_order", "threads", ["namespace_id", "position", "ordinal"], unique=False)
+    op.create_index(
+        "threads_plan",
+        "threads",
+        ["namespace_id", "session_key", "plan_id", "step"],
+        unique=False,
+        postgresql_where=sa.text("plan_id IS NOT NULL"),
+    )
     op.create_index(
         "threads_unfinished",
         "threads",
