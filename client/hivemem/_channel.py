@@ -52,7 +52,6 @@ DEFAULT_PORT = 7400
 # Proxies allow about 100 streams a connection, and let further calls wait without a word. What is left is for
 # unary calls.
 _STREAMS_A_CHANNEL = 80
-_A_MOMENT = 0.02
 _MEBIBYTE = 1 << 20
 _OPTIONS: list[tuple[str, int]] = [
     # The contract allows messages of 8 MiB; the margin is for what surrounds them.
@@ -260,6 +259,8 @@ class Stream(Generic[Response]):
         self._channel = channel
         self._reading: asyncio.Task[Response | HivememError | None] | None = None
         self._ended_because: HivememError | None = None
+        self._first_status: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note_status)
 
     async def read(self) -> Response | None:
         """The next message; None after the last one.
@@ -272,17 +273,18 @@ class Stream(Generic[Response]):
         reading = self._reading
         await asyncio.wait({reading})
         self._reading = None
-        outcome = reading.result()
-        if isinstance(outcome, HivememError):
-            raise outcome
-        return outcome
+        return _message(reading.result())
+
+    async def receive(self) -> Response | None:
+        """As `read`, at less cost: being cancelled ends the stream."""
+        return _message(await self._read())
 
     async def _read(self) -> Response | HivememError | None:
         timer = asyncio.get_running_loop().call_later(self.silence, self._take_for_dead)
         try:
-            message = await self._read_or_learn_why()
+            message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            return self._connection.error(error)
+            return self._connection.error(self._first_status or error)
         except asyncio.CancelledError:
             if self._ended_because is None and _is_being_cancelled():
                 raise
@@ -291,16 +293,21 @@ class Stream(Generic[Response]):
             timer.cancel()
         return None if message is grpc.aio.EOF else cast("Response", message)
 
-    async def _read_or_learn_why(self) -> Any:
+    def _note_status(self, call: StreamCall[Response]) -> None:
+        """Keeps what the server said in the end.
+
+        gRPC puts INTERNAL in its place when a request was still being sent at that moment, before any task gets to
+        see it. A read of a call that has ended does not wait, so that one step of it tells.
+        """
+        reading = call.read()
         try:
-            return await self._call.read()
+            reading.send(None)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.INTERNAL or _status_details(error) is not None:
-                raise
-        # gRPC says this of a request that was sent when the server had ended the stream; the server's own word on it
-        # takes its place a moment later.
-        await asyncio.sleep(_A_MOMENT)
-        return await self._call.read()
+            self._first_status = self._first_status or error
+        except (StopIteration, asyncio.CancelledError):
+            pass
+        finally:
+            reading.close()
 
     def _take_for_dead(self) -> None:
         self.give_up(f"no message for {self.silence:g} s")
@@ -324,6 +331,12 @@ class Stream(Generic[Response]):
         self._ended_because = self._ended_because or reason
         with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
             self._call.cancel()
+
+
+def _message(outcome: Response | HivememError | None) -> Response | None:
+    if isinstance(outcome, HivememError):
+        raise outcome
+    return outcome
 
 
 def _with_port(address: str) -> str:

@@ -250,7 +250,7 @@ class Writer:
         self._stream, self._outbox = stream, outbox
         try:
             while await self._has_work():
-                self._note(await stream.read())
+                self._note(await stream.receive())
             await _say_goodbye(stream, outbox)
         finally:
             self._stream = self._outbox = None
@@ -277,9 +277,9 @@ class Writer:
             item.pending._outcome.set_result(response.appended)
 
     async def _rest(self) -> None:
-        """Sleeps between two streams."""
+        """Sleeps between two streams; not for so long that what comes meanwhile would fail without having been sent."""
         if self._last_error is not None:
-            pause = self._backoff.next(self._last_error.retry_delay)
+            pause = min(self._backoff.next(self._last_error.retry_delay), self._timeout / 4)
             _logger.info("writer connects again in %.1f s: %s", pause, self._last_error)
             await asyncio.sleep(pause)
 
@@ -327,8 +327,16 @@ class Writer:
         self._work.set()
         if self._task is not None:
             if self._window:
-                self._task.cancel()
+                self._drop()
             await asyncio.wait({self._task})
+
+    def _drop(self) -> None:
+        """Ends the call that is under way, or else the pause. (Cancelling a read itself leaks memory in grpc.)"""
+        assert self._task is not None
+        if self._stream is not None:
+            self._stream.cancel()
+        else:
+            self._task.cancel()
 
 
 @dataclass(frozen=True, slots=True)

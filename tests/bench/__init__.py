@@ -8,3 +8,7 @@ Each measure prints one line of JSON on stdout; progress goes to stderr. Ours an
 their rounds are compared, so that whatever else the machine does slows both. The references are the modules `bare_*`.
 They change with the schema only: a faster server must not move them.
 """
+
+from __future__ import annotations
+
+import hivemem  # noqa: F401 - before grpc, whose lines it keeps off the terminal

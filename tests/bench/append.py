@@ -54,13 +54,13 @@ async def append_unary(stand: Stand) -> Result:
     """Calls in a second of 64 callers, each an agent, against a bare echo of the same messages."""
     agents = [f"agent-{number}" for number in range(UNARY_CALLERS)]
     async with stand.database() as url, stand.server(url) as address, stand.echo() as echo, channel(address) as ours:
-        append, bare, texts = await _prepared(ours), echoing(echo), Texts(OURS_STREAM)
+        append, bare, texts = await prepared(ours), echoing(echo), Texts(OURS_STREAM)
 
         async def our_rate() -> float:
-            return await per_second(append.AppendEpisodes, _requests(texts, UNARY_CALLS, agents), UNARY_CALLERS)
+            return await per_second(append.AppendEpisodes, requests(texts, UNARY_CALLS, agents), UNARY_CALLERS)
 
         async def bare_rate() -> float:
-            return await per_second(bare, _requests(texts, UNARY_CALLS, agents), UNARY_CALLERS)
+            return await per_second(bare, requests(texts, UNARY_CALLS, agents), UNARY_CALLERS)
 
         ours_, bares = await taking_turns(UNARY_ROUNDS, our_rate, bare_rate, tick=stand.tick)
     return Result(
@@ -76,15 +76,19 @@ async def append_unary(stand: Stand) -> Result:
 async def append_stream(stand: Stand) -> Result:
     """Episodes in a second over one stream in batches of 50, against the best batch of bare inserts."""
     count = stand.count(3_000, 30_000)
-    async with stand.database() as url, stand.server(url) as address, channel(address) as ours, _bare(stand) as bare:
-        append, texts = await _prepared(ours), Texts(OURS_STREAM)
+    async with (
+        stand.database() as url, stand.server(url) as address, channel(address) as ours,
+        contextlib.AsyncExitStack() as stack,
+    ):  # fmt: skip
+        append, texts = await prepared(ours), Texts(OURS_STREAM)
+        # Each in a database of its own, so that none has to keep larger indexes than ours.
+        bares = [(await stack.enter_async_context(_bare(stand))).rate(count, batch) for batch in BARE_BATCHES]
 
         async def our_rate() -> float:
             return count / await _stream_seconds(append, [_part(texts, number) for number in range(1, _parts(count))])
 
-        sides = (our_rate, *(bare.rate(count, batch) for batch in BARE_BATCHES))
-        ours_, *bares = await taking_turns(STREAM_ROUNDS, *sides, tick=stand.tick)
-    by_batch = dict(zip(map(str, BARE_BATCHES), map(median, bares), strict=True))
+        ours_, *bares_ = await taking_turns(STREAM_ROUNDS, our_rate, *bares, tick=stand.tick)
+    by_batch = dict(zip(map(str, BARE_BATCHES), map(median, bares_), strict=True))
     return Result(
         measure="append_stream",
         ours=median(ours_),
@@ -101,13 +105,13 @@ async def append_lone(stand: Stand) -> Result:
         stand.database() as url, stand.server(url) as address, stand.echo() as echo_channel, channel(address) as ours,
         _bare(stand) as bare,
     ):  # fmt: skip
-        append, echo, texts = await _prepared(ours), echoing(echo_channel), Texts(OURS_STREAM)
+        append, echo, texts = await prepared(ours), echoing(echo_channel), Texts(OURS_STREAM)
 
         async def our_time() -> float:
-            return await milliseconds(append.AppendEpisodes, _requests(texts, LONE_CALLS))
+            return await milliseconds(append.AppendEpisodes, requests(texts, LONE_CALLS))
 
         async def echo_time() -> float:
-            return await milliseconds(echo, _requests(texts, LONE_CALLS))
+            return await milliseconds(echo, requests(texts, LONE_CALLS))
 
         taken = await taking_turns(LONE_ROUNDS, our_time, echo_time, bare.time(LONE_CALLS), tick=stand.tick)
     ours_, echoes, inserts = map(median, taken)
@@ -140,10 +144,10 @@ async def growth_append(stand: Stand) -> Result:
 async def _filled_side(stand: Stand, episodes: int) -> AsyncIterator[Side]:
     url = await stand.filled(episodes)
     async with stand.server(url) as address, channel(address) as opened:
-        append, texts = await _prepared(opened), Texts(OURS_STREAM)
+        append, texts = await prepared(opened), Texts(OURS_STREAM)
 
         async def time_taken() -> float:
-            return await milliseconds(append.AppendEpisodes, _requests(texts, GROWTH_CALLS))
+            return await milliseconds(append.AppendEpisodes, requests(texts, GROWTH_CALLS))
 
         yield time_taken
 
@@ -182,12 +186,12 @@ async def _fleet_side(stand: Stand, names: Sequence[str], workers: int) -> Async
     options = ("--workers", str(workers)) if workers > 1 else ()
     async with stand.database() as url, stand.server(url, *options) as address, contextlib.AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(channel(address)) for _ in range(FLEET_CHANNELS)]
-        stubs = itertools.cycle([await _prepared(opened, names) for opened in channels])
+        stubs = itertools.cycle([await prepared(opened, names) for opened in channels])
         texts = Texts(OURS_STREAM)
 
         async def rate() -> float:
-            requests = [_fleet_request(texts, names, number) for number in range(FLEET_CALLS)]
-            calls = await per_second(lambda request: next(stubs).AppendEpisodes(request), requests, FLEET_CALLERS)
+            given = [_fleet_request(texts, names, number) for number in range(FLEET_CALLS)]
+            calls = await per_second(lambda request: next(stubs).AppendEpisodes(request), given, FLEET_CALLERS)
             return calls * FLEET_EPISODES
 
         yield rate
@@ -202,7 +206,7 @@ def _fleet_request(texts: Texts, names: Sequence[str], number: int) -> pb.Append
     )
 
 
-async def _prepared(opened: grpc.aio.Channel, namespaces: Sequence[str] = ("default",)) -> EpisodeServiceAsyncStub:
+async def prepared(opened: grpc.aio.Channel, namespaces: Sequence[str] = ("default",)) -> EpisodeServiceAsyncStub:
     """The service to append to, with a session to do it in."""
     for name in namespaces:
         if name != "default":
@@ -211,7 +215,7 @@ async def _prepared(opened: grpc.aio.Channel, namespaces: Sequence[str] = ("defa
     return EpisodeServiceStub(opened)
 
 
-def _requests(texts: Texts, count: int, agents: Sequence[str] = (AGENT,)) -> list[pb.AppendEpisodesRequest]:
+def requests(texts: Texts, count: int, agents: Sequence[str] = (AGENT,)) -> list[pb.AppendEpisodesRequest]:
     """Appends of one episode each, made before the clock starts."""
     return [
         pb.AppendEpisodesRequest(session_id=SESSION, agent_id=agent, episodes=[texts.message()])

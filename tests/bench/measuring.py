@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 AnyRequest = TypeVar("AnyRequest")
 Side: TypeAlias = Callable[[], Awaitable[float]]
 
-PER_SECOND, MILLISECONDS = "1/s", "ms"
+PER_SECOND, MEGABYTES_PER_SECOND, MILLISECONDS = "1/s", "MB/s", "ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _rounded(content: Any) -> Any:
     return content
 
 
-FEWEST_ROUNDS, LONGEST_SECONDS = 3, 40.0
+FEWEST_ROUNDS, LONGEST_SECONDS = 3, 25.0
 
 
 async def taking_turns(rounds: int, *sides: Side, tick: Callable[[], None]) -> list[list[float]]:
@@ -87,8 +87,8 @@ async def taking_turns(rounds: int, *sides: Side, tick: Callable[[], None]) -> l
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and time.monotonic() > end:
             break
-        for side in order:
-            given[side].append(await sides[side]())
+        for index in order:
+            given[index].append(await sides[index]())
             tick()
         order.reverse()
     return given

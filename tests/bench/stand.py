@@ -17,7 +17,7 @@ import psycopg
 from hivemem_server.postgres import schema
 from hivemem_server.postgres.embedded import EmbeddedPostgres
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .bare_insert import OPEN, RESOLVED, BareLog, Placer, columns
 from .texts import Texts
@@ -59,8 +59,8 @@ class Stand:
         try:
             yield url
         finally:
-            name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
-            await self._run(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+            name = str(conninfo_to_dict(url)["dbname"])
+            await self._run(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     async def filled(self, count: int) -> str:
         """URL of a database with a log of so many episodes, written as bare rows; made once, used by all measures."""

@@ -82,7 +82,8 @@ class Redactor:
             return []
         plain = blank_marks(text)
         anchored = anchored_secrets(plain)
-        secrets = _apart([*anchored.secrets, *_outside(anchored.public, secret_words(plain))])
+        words = secret_words(plain)
+        secrets = _apart([*anchored.secrets, *words.known, *_outside(anchored.public, words.random)])
         taken = [(secret.start, secret.end) for secret in secrets]
         personal = (finding for finder in self._personal for finding in finder(plain))
         return _apart([*secrets, *_outside(taken, personal), *self._custom(text, plain)])

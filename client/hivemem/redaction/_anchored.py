@@ -27,7 +27,7 @@ _FINDERS: dict[str, Callable[[str, str, int, str], Finding | None]] = {
 _BLOCK = "begin"
 # One expression of literals passes over the text, in small letters; finders look only where it stops. Each reads a
 # bounded piece, or what it takes.
-_ANCHORS = re.compile(rf"{NAMES}|bearer|cookie|identified by|://|-u |--user|--(?= ?{_BLOCK})")
+_ANCHORS = re.compile(rf"{NAMES}|bearer|cookie|identified by|://|-(?:u |-user|-(?= ?{_BLOCK}))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RUN = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+SHORTEST_RUN = 32
+_RUN = re.compile(rf"[A-Za-z0-9+/_-]{{{SHORTEST_RUN},}}={{0,2}}")
 # A run that is a hundred times likelier random than written is taken for a secret, if its characters also vary.
 _BITS = 7.0
 _BITS_PER_CHARACTER = 3.3
@@ -38,6 +39,7 @@ _COMMON_WRITTEN, _COMMON_RANDOM = 0.93, 0.37
 _WRITTEN = {
     "aa": 0.92, "aA": 0.04, "a0": 0.04, "AA": 0.60, "Aa": 0.34, "A0": 0.06, "00": 0.65, "0a": 0.25, "0A": 0.10,
 }  # fmt: skip
+_DIGIT = re.compile(r"[0-9]")
 _SIZES = {"a": 26, "A": 26, "0": 10}
 # Separators are four times rarer in random text; neighbours such as `aa` and `ab` tell little, many of them a sequence.
 _SEPARATOR = -2.0
@@ -48,27 +50,35 @@ _NUMBERS = re.compile(
     r"(?<![A-Za-z0-9])(?:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
     r"|(?:0x)?(?:[0-9a-f]{7,}|[0-9A-F]{7,})|[0-9]+)(?![A-Za-z0-9])"
 )
-_DIGEST = re.compile(r"(?:sha-?\d{1,3}|md5|blake2[bs]?|blake3|\bh1)[-:=_]\Z", re.IGNORECASE)
+_DIGEST = re.compile(
+    r"(?:sha-?\d{1,3}|md5|blake2[bs]?|blake3|\bh1|digest|integrity|checksum|etag|fingerprint|hash)[\"']?\s?[-:=_]\s?[\"']?\Z",
+    re.IGNORECASE,
+)
+_JOINTS = (":", "=", "-", " ", '"', "'")
 _DIGEST_PREFIX = re.compile(r"(?:sha\d{1,3}|md5)-", re.IGNORECASE)
-# How pictures and public keys for SSH begin in base64.
+# How pictures and public keys for SSH begin in base64, paths by digest, and names that a compiler mangled.
 _PUBLIC_PREFIXES = (
     "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "AAAAB3NzaC1", "AAAAC3NzaC1", "AAAAE2VjZHNhL", "AAAAGnNrL", "AAAAInNrL",
+    "/nix/store/", "_ZN", "_ZS", "_ZT", "_ZK",
 )  # fmt: skip
 _MEDIA = re.compile(r"data:(?:image|audio|video|font)/[\w.+-]{1,40}(?:;[\w=-]{1,40})?;base64,\Z")
+# What an encoding or a terminal's colour left at the beginning of a run: it is no part of it.
+_ESCAPED = re.compile(r"(?<=\\)(?:[nrtbf]|u[0-9A-Fa-f]{4})|(?<=%)[0-9A-Fa-f]{2}|(?<=\[)[0-9]{1,2}m")
 _FILE_ENDING = re.compile(r"\.(?:[a-z]{2,5}|mp[34]|7z|bz2|woff2)\b(?![./_-])")
+_SMALL_PATH = re.compile(r"(?:[a-z0-9_-]+/)+[a-z0-9_-]*(?![A-Za-z0-9+/_-])")
 _ROOT = re.compile(r"/[A-Za-z][a-z]+[a-z0-9_-]*/")
-_STORE_PATH = "/nix/store/"
 
 
 def random_runs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where runs of 32 or more characters between start and end look drawn at random."""
-    for run in RUN.finditer(text, start, end):
+    for run in _RUN.finditer(text, start, end):
         if _is_public(text, run.start(), run.end()):
             continue
         if _is_path(text, start, run.start()):
             yield from _random_parts(text, run.start(), run.end())
         elif is_random(run.group()):
-            yield run.span()
+            escaped = _ESCAPED.match(text, run.start())
+            yield escaped.end() if escaped else run.start(), run.end()
 
 
 def is_random(run: str) -> bool:
@@ -79,8 +89,10 @@ def is_random(run: str) -> bool:
 
 def bits(run: str) -> float:
     """How much likelier the run is random than written, as a logarithm to base 2; negative when written is likelier."""
-    weights = _weights("".join(kind for kind in "aA0" if any(_kind(c) == kind for c in set(run))))
-    return sum(map(weights.__getitem__, itertools.pairwise(run))) if run.isascii() else 0.0
+    if not run.isascii():
+        return 0.0
+    weights = _weights(small=run.upper() != run, capital=run.lower() != run, digit=_DIGIT.search(run) is not None)
+    return sum(map(weights.__getitem__, itertools.pairwise(run)))
 
 
 def _random_parts(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -89,7 +101,7 @@ def _random_parts(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     for part in text[start:end].split("/"):
         span = at, at + len(part)
         at = span[1] + 1
-        if len(part) >= 32 and not _is_file_name(text, span[1], end) and is_random(part):
+        if len(part) >= SHORTEST_RUN and not _is_file_name(text, span[1], end) and is_random(part):
             yield span
 
 
@@ -101,6 +113,7 @@ def _is_path(text: str, word_start: int, run_start: int) -> bool:
     """Whether a run goes on from a host, a directory or a root, or is one part of an address."""
     return (
         _ROOT.match(text, run_start) is not None
+        or _SMALL_PATH.match(text, run_start) is not None
         or text.endswith((".", "~"), 0, run_start)
         or text.find("://", word_start, run_start) >= 0
     )
@@ -108,13 +121,11 @@ def _is_path(text: str, word_start: int, run_start: int) -> bool:
 
 def _is_public(text: str, start: int, end: int) -> bool:
     """Whether a run is what others may see: a digest in a lock file, a picture, a public key."""
-    before = text[max(0, start - 96) : start]
     return (
         text.startswith(_PUBLIC_PREFIXES, start)
         or _DIGEST_PREFIX.match(text, start, end) is not None
-        or _DIGEST.search(before) is not None
-        or _MEDIA.search(before) is not None
-        or text.startswith(_STORE_PATH, start)
+        or (text.endswith(_JOINTS, 0, start) and _DIGEST.search(text[max(0, start - 16) : start]) is not None)
+        or (text.endswith(",", 0, start) and _MEDIA.search(text[max(0, start - 120) : start]) is not None)
     )
 
 
@@ -130,9 +141,9 @@ def _kind(character: str) -> str:
 
 
 @cache
-def _weights(kinds: str) -> dict[tuple[str, str], float]:
+def _weights(*, small: bool, capital: bool, digit: bool) -> dict[tuple[str, str], float]:
     """For each pair of ASCII characters the bits that it adds, where random text is drawn from these kinds."""
-    size = sum(_SIZES[kind] for kind in kinds)
+    size = small * _SIZES["a"] + capital * _SIZES["A"] + digit * _SIZES["0"]
     characters = [chr(code) for code in range(128)]
     return {(a, b): _weight(a, b, size) for a in characters for b in characters}
 

@@ -108,7 +108,7 @@ _ROWS = (
     _row("openrouter-key", "sk-or-", r"[\w-]{20,}"),
     _row("langfuse-key", "sk-lf-", _UUID),
     _row("openai-key", "sk-proj- sk-svcacct- sk-admin- sk-None-", r"[\w-]{20,}"),
-    _row("openai-key", "sk-", r"(?:[A-Za-z0-9]{20}|(?=[\w-]{0,40}[0-9])[\w-]{20})[\w-]*", _LEFT_OF_RUN),
+    _row("openai-key", "sk-", r"(?:[A-Za-z0-9]{20}|(?=[\w-]{0,40}[0-9])[\w-]{20})[\w-]*", _LEFT),
     _row("huggingface-token", "hf_ api_org_", r"[A-Za-z0-9]{30,}", _LEFT),
     _row("replicate-token", "r8_", r"[A-Za-z0-9]{37,}", _LEFT),
     _row("groq-key", "gsk_", r"[A-Za-z0-9]{40,}", _LEFT),
@@ -133,23 +133,23 @@ _ROWS = (
          r"[\w%-]{10,}"),
     _row("slack-webhook", "hooks.slack.com/", r"(?:services|workflows|triggers)/[A-Za-z0-9+/]{20,}"),
     _row("discord-webhook", "/api/webhooks/", r"\d{15,21}/[\w-]{50,}"),
-    _row("discord-token", "MT Mj Mz ND NT Nj Nz OD OT", r"[\w-]{21,26}\.[\w-]{6}\.[\w-]{27,}", _LEFT_OF_RUN),
+    _row("discord-token", "MT Mj Mz ND NT Nj Nz OD OT", r"[\w-]{21,26}\.[\w-]{6}\.[\w-]{27,}", _LEFT),
     _row("discord-token", "mfa.", r"[\w-]{60,}", _LEFT),
     _row("teams-webhook", "/IncomingWebhook/", rf"[0-9a-f]{{32}}/{_UUID}(?:/[\w-]{{20,}})?"),
-    _Row("telegram-token", (":AA",), r"[\w-]{32,33}" + _RIGHT, r"(?:(?<![0-9A-Za-z])|(?<=bot))", r"\d{8,10}",
+    _Row("telegram-token", (":AA",), r"[\w-]{32,33}" + _RIGHT, _LEFT[:-1] + "|(?<=bot))", r"\d{8,10}",
          (8, 9, 10)),
     _row("twilio-key", "SK", r"[0-9a-f]{32}" + _RIGHT, _LEFT),
     _row("sendgrid-key", "SG.", r"[\w-]{16,32}\.[\w-]{16,64}", _LEFT),
     _row("mailgun-key", "key-", r"[0-9a-zA-Z]{32}" + _RIGHT, _LEFT),
     _Row("mailchimp-key", ("-us",), r"\d{1,2}" + _RIGHT, _LEFT, r"[0-9a-f]{32}", (32,)),
-    _row("mandrill-key", "md-", r"(?=[\w-]{0,20}[0-9A-Z])[\w-]{22}" + _RIGHT, _LEFT_OF_RUN),
+    _row("mandrill-key", "md-", r"(?=[\w-]{0,21}[0-9])(?=[\w-]{0,21}[A-Z])[\w-]{22}" + _RIGHT, _LEFT),
     _row("brevo-key", "xkeysib- xsmtpsib-", r"[0-9a-f]{64}-[A-Za-z0-9]{16}"),
     _row("resend-key", "re_", r"[A-Za-z0-9]{8}_[A-Za-z0-9]{24}" + _RIGHT, _LEFT),
     # Money and shops
     _row("stripe-key", "sk_live_ sk_test_ rk_live_ rk_test_ sk_org_live_ sk_org_test_", r"[A-Za-z0-9]{10,}"),
     _row("stripe-key", "whsec_", r"[A-Za-z0-9+/]{24,}={0,2}"),
     _row("square-token", "sq0atp- sq0csp- sq0idp-", r"[\w-]{20,}"),
-    _row("square-token", "EAAA", r"[\w-]{56,}", _LEFT_OF_RUN),
+    _row("square-token", "EAAA", r"[\w-]{56,}", _LEFT),
     _row("shopify-token", "shpat_ shpca_ shppa_ shpss_ shpua_ shptka_", r"[0-9a-fA-F]{32}"),
     _row("braintree-token", "access_token$production$ access_token$sandbox$", r"[0-9a-z]{16}\$[0-9a-f]{32}"),
     _row("plaid-token", "access-sandbox- access-development- access-production-", _UUID),
@@ -175,8 +175,7 @@ _ROWS = (
     # Data
     _row("databricks-token", "dapi dkea", r"[0-9a-f]{32}(?:-\d)?" + _RIGHT, _LEFT),
     _row("dropbox-token", "sl.", r"(?:u\.)?[\w-]{100,}", _LEFT),
-    _row("facebook-token", "EAA", r"[A-Za-z0-9]{80,}", _LEFT_OF_RUN),
-    _row("twitter-token", "AAAAAAAAAAAAAAAAAAAAA", r"[\w%]{40,}", r"(?<![\w%+/-])"),
+    _row("facebook-token", "EAA", r"[A-Za-z0-9]{80,}", _LEFT),
     _row("newrelic-key", "NRAK- NRJS- NRII- NRRA-", r"[\w-]{19,}"),
     _row("grafana-token", "glsa_", r"[A-Za-z0-9]{32}_[0-9a-fA-F]{8}"),
     _row("grafana-token", "glc_", r"[A-Za-z0-9+/]{32,}={0,2}", _LEFT),
@@ -187,9 +186,11 @@ _ROWS = (
     _row("supabase-key", "sb_secret_", r"[\w-]{20,}"),
     _row("planetscale-token", "pscale_tkn_ pscale_pw_ pscale_oauth_", r"[\w.=-]{32,}"),
     _row("neon-key", "napi_", r"[a-z0-9]{40,}", _LEFT),
-    _row("mapbox-token", "sk.eyJ", r"[\w-]{20,}\.[\w-]{10,}", _LEFT_OF_RUN),
+    _row("mapbox-token", "sk.eyJ", r"[\w-]{20,}\.[\w-]{10,}", _LEFT),
     # Anyone's
     _row("jwt", "eyJ", r"[\w-]{5,}+\.[\w-]{5,}+(?:\.[\w-]*+){0,4}", _LEFT_OF_RUN),
+    # Within a run the head is bounded, since it may be read again from the next place that looks like one.
+    _row("jwt", "eyJ", r"[\w-]{5,250}+\.[\w-]{5,}+(?:\.[\w-]*+){0,4}", _LEFT),
     _row("private-key", "LS0tLS1CRUdJTi", r"(?!BDRVJUSUZJQ0FUR|BQVUJMSUMg)[A-Za-z0-9+/]{20,}={0,2}", _LEFT),
     _row("password-hash", "$2a$ $2b$ $2y$", r"\d\d\$[A-Za-z0-9./]{53}"),
     _row("password-hash", "$argon2", r"id?\$(?:v=\d+\$)?[mtp=,\d]{5,40}\$[A-Za-z0-9+/]{8,}\$[A-Za-z0-9+/]{16,}"),
@@ -231,16 +232,19 @@ def known_formats(text: str, start: int, end: int) -> Iterator[Finding]:
 
 
 def _at(text: str, announced: re.Match[str]) -> Finding | None:
-    for row, literal in _BY_LITERAL[announced.group()]:
-        for back in row.back:
-            at = announced.start() - back
-            found = _expression(row, literal).match(text, at) if at >= 0 else None
-            if found is not None:
-                return Finding(kind=row.kind, start=found.start(), end=found.end())
+    for kind, back, pattern in _expressions(announced.group()):
+        at = announced.start() - back
+        found = pattern.match(text, at) if at >= 0 else None
+        if found is not None:
+            return Finding(kind=kind, start=found.start(), end=found.end())
     return None
 
 
 @cache
-def _expression(row: _Row, literal: str) -> re.Pattern[str]:
+def _expressions(announced: str) -> tuple[tuple[str, int, re.Pattern[str]], ...]:
     # Compiled when first met: most processes meet a few.
-    return re.compile(row.left + row.before + re.escape(literal) + row.body, re.ASCII)
+    return tuple(
+        (row.kind, back, re.compile(row.left + row.before + re.escape(literal) + row.body, re.ASCII))
+        for row, literal in _BY_LITERAL[announced]
+        for back in row.back
+    )

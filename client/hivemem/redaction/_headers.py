@@ -13,7 +13,8 @@ from hivemem.redaction._values import Name, Sign, Value, is_placeholder, is_toke
 
 _KIND = "authorization-header"
 _COLON = re.compile(
-    r"(?:\\{0,4}[\"'`]|&quot;|%22)?\]?[ \t]{0,8}(?:[:=,]|%3a)[ \t]{0,8}(?P<quote>\\{0,4}[\"'`]|&quot;|%22)?"
+    r"(?:\\{0,4}[\"'`]|&quot;|%22)?\]?[ \t]{0,8}(?:[:=]|%3a|,(?=[ \t]{0,8}[\"'`]))[ \t]{0,8}"
+    r"(?P<quote>\\{0,4}[\"'`]|&quot;|%22)?"
 )
 # Schemes that one word follows, and schemes that are followed by several.
 _ONE = re.compile(
@@ -25,7 +26,7 @@ _SEVERAL = re.compile(
 )
 _CREDENTIAL = re.compile(r"[^\s\"'`,;<>\\\0&]++")
 _LINE = re.compile(r"[^\r\n\0=]{1,256}=[^\r\n\0]*+")
-_BEARER = re.compile(r"(?:[ \t]{1,4}|%20|\\u0020)(?P<token>[A-Za-z0-9._~+/-]{16,}+=*)")
+_BEARER = re.compile(r"(?:[ \t]{1,4}|%20|\\u0020)(?P<token>[A-Za-z0-9._~+/%-]{16,}+=*)")
 _COOKIE = r"[\w!#$%&*+.^|~-]{1,256}"
 _VALUE = r"[^\s;,\"'<>\\\0]*+"
 _COOKIES = re.compile(rf"{_COOKIE}={_VALUE}(?:;[ \t]{{0,4}}{_COOKIE}(?:={_VALUE})?)*+")
@@ -40,7 +41,7 @@ def authorization(text: str, small: str, start: int, word: str) -> Finding | Non
     if scheme := _ONE.match(text, colon.end()):
         return _credential(text, scheme.end())
     if scheme := _SEVERAL.match(text, colon.end()):
-        return _parameters(text, scheme.end(), colon["quote"])
+        return _parameters(text, scheme.end(), colon["quote"] or text[start - 1 : start])
     found = after_name(text, small, start, word)
     return found and Finding(kind=_KIND, start=found.start, end=found.end)
 
@@ -50,8 +51,12 @@ def bearer(text: str, small: str, start: int, word: str) -> Finding | None:
     found = _BEARER.match(text, start + len(word))
     if found is None:
         return None
-    token = Value(text=found["token"][:512], start=found.start("token"), end=found.end("token"), quoted=True, last=True)
-    return Finding(kind=_KIND, start=token.start, end=token.end) if is_token(token, _HEADER, shortest=16) else None
+    token = Value(text=found["token"][:512], start=found.start("token"), end=found.end("token"), quoted=True)
+    return Finding(kind=_KIND, start=token.start, end=token.end) if _is_token(token) else None
+
+
+def _is_token(value: Value) -> bool:
+    return not is_placeholder(value.text) and is_token(value, _HEADER, shortest=16)
 
 
 def cookie(text: str, small: str, start: int, word: str) -> Finding | None:
@@ -64,15 +69,15 @@ def cookie(text: str, small: str, start: int, word: str) -> Finding | None:
 def _credential(text: str, start: int) -> Finding | None:
     found = _CREDENTIAL.match(text, start)
     credential = found.group().rstrip(".)]}") if found else ""
-    if len(credential) < 6 or is_placeholder(credential[:512]) or (credential.isalpha() and credential.islower()):
+    if len(credential) < 6 or is_placeholder(credential) or (credential.isalpha() and credential.islower()):
         return None
     return Finding(kind=_KIND, start=start, end=start + len(credential))
 
 
-def _parameters(text: str, start: int, quote: str | None) -> Finding | None:
+def _parameters(text: str, start: int, quote: str) -> Finding | None:
     """All parameters of a header: to the end of the line, or of the quotes that the header stands in."""
     line = _LINE.match(text, start)
     if line is None:
         return None
-    closing = text.find(quote, start, line.end()) if quote else -1
+    closing = text.find(quote, start, line.end()) if quote.endswith(("'", '"', "`", "&quot;", "%22")) else -1
     return Finding(kind=_KIND, start=start, end=closing if closing >= 0 else line.end())

@@ -7,6 +7,7 @@ import re
 from hivemem.redaction._finding import Finding
 from hivemem.redaction._values import Name, Sign, Value, is_placeholder, is_token, value_at
 
+_LONGEST = 640
 _USER = re.compile(r"[^\s/?#\"'`<>@:\0\\]{0,256}")
 _AUTHORITY = re.compile(r"[^\s/?#\"'`<>\0\\]{1,512}")
 _UNSPACED = re.compile(r"[^\s\"'`<>\0\\]{1,128}")
@@ -20,6 +21,8 @@ _TOKEN = Name(word="token", sign=Sign.EQUALS, key=True, capitals=False)
 def in_address(text: str, small: str, start: int, word: str) -> Finding | None:
     """The password before the host of an address, or a token that stands there alone; `word` is `://`."""
     start += len(word)
+    if text.find("@", start, start + _LONGEST) < 0:
+        return None
     user = _USER.match(text, start)
     authority = _AUTHORITY.match(text, start)
     if user is None or authority is None:
@@ -47,8 +50,10 @@ def _password(text: str, start: int, end: int) -> Finding | None:
 
 
 def _lone_token(text: str, start: int, end: int) -> Finding | None:
-    token = Value(text=text[start:end], start=start, end=end, quoted=True, last=True)
-    return Finding(kind="url-credentials", start=start, end=end) if is_token(token, _TOKEN, shortest=16) else None
+    token = Value(text=text[start:end], start=start, end=end, quoted=True)
+    if is_placeholder(token.text) or not is_token(token, _TOKEN, shortest=16):
+        return None
+    return Finding(kind="url-credentials", start=start, end=end)
 
 
 def in_option(text: str, small: str, start: int, word: str) -> Finding | None:

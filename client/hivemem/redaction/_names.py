@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING
 
 from hivemem.redaction._finding import Finding
-from hivemem.redaction._values import Name, Sign, Value, is_password, is_token, value_at
+from hivemem.redaction._values import Name, Sign, Value, is_password, is_placeholder, is_token, value_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-NAMES = r"pass(?:wor[dt]|wd|phrase|code)?|pwd|secret|token|key|auth(?:orization)?|credentials?|signature|sig(?==)"
+NAMES = r"p(?:ass(?:wor[dt]|wd|phrase|code)?|wd)|s(?:ecret|ignature|ig(?==))|token|key|auth(?:orization)?|credentials?"
 
 # What may stand between a name and its value.
 _SUFFIX = (
@@ -25,15 +25,14 @@ _JOIN = re.compile(
       # name: X_PASSWORD, value: …
       (?P<value>[ \t]{{0,8}},?\s{{0,40}}\\{{0,4}}["']?value\\{{0,4}}["']?[ \t]{{0,8}}[:=][ \t]{{0,8}})
     | (?P<typed>(?:[ \t]{{0,4}}:[ \t]{{0,4}}|[ \t]){_TYPE}(?:[ ]\|[ ]\w{{1,20}})?[ \t]{{0,4}}=[ \t]{{0,4}})
-    | [ \t]{{0,8}}(?P<equals>:=|===?|=>|=|->|%3d)[ \t]{{0,8}}
+    | [ \t]{{0,8}}(?P<equals>:=|===?|=>|=|%3d)[ \t]{{0,8}}
     | (?:[ \t](?:for|of|on|to)(?:[ \t][\w.@'-]{{1,40}}){{1,4}}?|[ \t]\([^()\n]{{1,40}}\))?
       (?:[ \t]{{0,8}}(?P<colon>:(?![:/])|%3a)[ \t]{{0,8}}|[ \t]{{1,4}}(?P<is>is|was)(?:[ \t]now)?:?[ \t]{{1,4}})
-    | (?P<gap>[ \t]{{1,4}}|>)
+    | (?P<gap>,?[ \t]{{1,4}}|>)
     )""",
     re.VERBOSE,
 )
 
-_SHORTEST = 3
 _PASSWORDS = frozenset(("pass", "password", "passwort", "passwd", "passphrase", "passcode", "pwd"))
 _WHOLE_WORDS = frozenset(("pass", "auth", "pwd", "signature", "sig"))
 
@@ -42,6 +41,7 @@ def _joined_to(words: str, joints: Iterable[str]) -> tuple[str, ...]:
     return tuple(word + joint for word in words.split() for joint in joints)
 
 
+_JOINTS = ("_", "-", ".", '"', "'")
 # A key is secret if one of these stands before it; a token is unless one of those does.
 _SECRET_KEYS = _joined_to(
     "api apikey secret access private auth encryption signing master account service subscription client consumer app "
@@ -57,6 +57,12 @@ _LOGIN = re.compile(r"\b(?:login|user|machine)\s+\S{1,40}\s+\Z")
 _TAG = re.compile(r"<[\w:.-]*\Z")
 
 
+# Words that mostly stand before something else have longer values where they stand before a secret.
+_SHORTEST_TOKENS = {"auth": 12, "?key": 20, "signature": 20, "sig": 20}
+_SHORTEST_TOKEN = 6
+_SHORTEST_SAID = 16
+
+
 def after_name(text: str, small: str, start: int, word: str) -> Finding | None:
     """The secret behind the word that stands at start, if the word is a name and a sign joins the two.
 
@@ -67,13 +73,15 @@ def after_name(text: str, small: str, start: int, word: str) -> Finding | None:
         return None
     sign = _sign(join)
     before = text[max(0, start - 64) : start]
-    if sign is Sign.GAP and not _may_follow_gap(text, before, word, join):
+    if not _may_follow(text, before, sign, word, join):
         return None
     value = value_at(text, join.end())
-    if value is None or value.end - value.start < _SHORTEST:
+    if value is None or (is_placeholder(value.text) and not value.long):
         return None
-    name = Name(word=word, sign=sign, key=_is_key(before, join), capitals=text[start : start + len(word)].isupper())
     kind = _kind(small, start, word)
+    if word == "key" and before.endswith(("?", "&")):
+        word = "?key"
+    name = Name(word=word, sign=sign, key=_is_key(before, join), capitals=text[start : start + len(word)].isupper())
     return Finding(kind=kind, start=value.start, end=value.end) if _is_secret(kind, value, name) else None
 
 
@@ -104,13 +112,25 @@ def _begins_word(text: str, start: int) -> bool:
     return not before.isalpha() or (text[start].isupper() and before.islower())
 
 
+def _may_follow(text: str, before: str, sign: Sign, word: str, join: re.Match[str]) -> bool:
+    """Whether this sign makes what follows a value of this word."""
+    if sign is Sign.GAP:
+        return _may_follow_gap(text, before, word, join)
+    if word in ("signature", "sig"):
+        return sign is Sign.EQUALS
+    if word == "pass" and sign is Sign.COLON:
+        # Reports of tests say `PASS: name`.
+        return before.endswith(_JOINTS) or before[-1:].isalnum() or text[join.start() - len(word)].islower()
+    return True
+
+
 def _may_follow_gap(text: str, before: str, word: str, join: re.Match[str]) -> bool:
     """Whether a value may follow without a sign: after an option, in a tag, in SQL, in a file of logins."""
     if join["gap"] == ">":
         return _TAG.search(before) is not None
     if _OPTION.search(before):
         return not text.startswith("-", join.end())
-    if word in _PASSWORDS:
+    if word in _PASSWORDS and not join["gap"].startswith(","):
         return text.startswith(("'", '"', "`"), join.end()) or _LOGIN.search(before) is not None
     return False
 
@@ -128,8 +148,5 @@ def _kind(small: str, start: int, word: str) -> str:
 def _is_secret(kind: str, value: Value, name: Name) -> bool:
     if kind in ("password", "secret"):
         return is_password(value, name)
-    if name.sign is Sign.IS and kind == "token" and not value.quoted:
-        return is_token(value, name, shortest=16)
-    if kind == "signature":
-        return is_token(value, name, shortest=20)
-    return is_token(value, name, shortest=12 if name.word == "auth" else 6)
+    said = name.sign is Sign.IS and kind == "token" and not value.quoted
+    return is_token(value, name, shortest=_SHORTEST_SAID if said else _SHORTEST_TOKENS.get(name.word, _SHORTEST_TOKEN))

@@ -28,24 +28,28 @@ MOST_BYTES = 1024
 
 # A repeat with more choices than this counts as one of many characters.
 _SHORT_RANGE = 64
-_MOST_STEPS = 2048
+_MOST_STEPS = 1024
 _MOST_PATHS = 512
 _MOST_UNROLLED = 16
 
-# Characters are told apart up to this one; all others are one.
-_OTHERS = 256
-_ALL = frozenset(range(_OTHERS + 1))
-_WORD = frozenset(code for code in range(_OTHERS) if chr(code).isalnum() or chr(code) == "_") | {_OTHERS}
+# Characters of Latin-1 are told apart; of all others, letters, digits, blanks and the rest.
+_LATIN = 256
+_LETTERS, _DIGITS, _BLANKS, _REST = range(_LATIN, _LATIN + 4)
+_OTHERS = frozenset((_LETTERS, _DIGITS, _BLANKS, _REST))
+_ALL = frozenset(range(_LATIN)) | _OTHERS
+_WORD = frozenset(code for code in range(_LATIN) if chr(code).isalnum() or chr(code) == "_") | {_LETTERS, _DIGITS}
 _CATEGORIES = {
-    ops.CATEGORY_DIGIT: frozenset(map(ord, "0123456789")) | {_OTHERS},
-    ops.CATEGORY_SPACE: frozenset(code for code in range(_OTHERS) if chr(code).isspace()) | {_OTHERS},
+    ops.CATEGORY_DIGIT: frozenset(map(ord, "0123456789")) | {_DIGITS},
+    ops.CATEGORY_SPACE: frozenset(code for code in range(_LATIN) if chr(code).isspace()) | {_BLANKS},
     ops.CATEGORY_WORD: _WORD,
 }
-_OPPOSITES = {
-    ops.CATEGORY_NOT_DIGIT: ops.CATEGORY_DIGIT,
-    ops.CATEGORY_NOT_SPACE: ops.CATEGORY_SPACE,
-    ops.CATEGORY_NOT_WORD: ops.CATEGORY_WORD,
+_CATEGORIES |= {
+    ops.CATEGORY_NOT_DIGIT: _ALL - _CATEGORIES[ops.CATEGORY_DIGIT],
+    ops.CATEGORY_NOT_SPACE: _ALL - _CATEGORIES[ops.CATEGORY_SPACE],
+    ops.CATEGORY_NOT_WORD: _ALL - _WORD,
 }
+# Letters of Latin-1 that are a case of some letter beyond.
+_CASES_OF_OTHERS = frozenset(map(ord, "kKsSåÅßµÿ"))
 _REFUSED = {
     ops.GROUPREF: "a reference to a group",
     ops.GROUPREF_EXISTS: "a condition on a group",
@@ -54,6 +58,9 @@ _REFUSED = {
     ops.ATOMIC_GROUP: "an atomic group",
     ops.POSSESSIVE_REPEAT: "a possessive repeat",
 }
+
+
+_ASCII = "uses the flag `a`, which RE2 does not know; write out the characters instead"
 
 
 class _RefusedError(Exception):
@@ -112,9 +119,13 @@ def _checked(pattern: str) -> re.Pattern[str]:
     tree = parser.parse(pattern)
     if tree.getwidth()[0] == 0:
         raise _RefusedError("matches where there is nothing; let it require at least one character")
-    flags = tree.state.flags
-    for path in _paths(tree, flags):
-        _check_path(path, multiline=bool(flags & re.MULTILINE))
+    if tree.state.flags & re.ASCII:
+        raise _RefusedError(_ASCII)
+    paths = _paths(tree, tree.state.flags)
+    for path in paths:
+        _check_path(path)
+    if sum(map(_steps, paths)) > _MOST_STEPS:
+        raise _RefusedError("has repeats that can share a text in too many ways; bound them more tightly")
     return re.compile(pattern)
 
 
@@ -136,11 +147,14 @@ def _choices(op: Any, argument: Any, flags: int) -> list[_Path]:
     if op in _REFUSED:
         raise _RefusedError(f"uses {_REFUSED[op]}, which can take too long; write it without")
     if op is ops.AT:
-        return [(_Step(frozenset(), 0, 0, argument),)]
+        by_line = argument is ops.AT_BEGINNING and flags & re.MULTILINE
+        return [(_Step(frozenset(), 0, 0, ops.AT_BEGINNING_LINE if by_line else argument),)]
     if op is ops.BRANCH:
         return [path for branch in argument[1] for path in _paths(branch, flags)]
     if op is ops.SUBPATTERN:
         _, added, removed, tree = argument
+        if added & re.ASCII:
+            raise _RefusedError(_ASCII)
         return _paths(tree, (flags | added) & ~removed)
     if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
         low, high, tree = argument
@@ -172,56 +186,45 @@ def _times(paths: list[_Path], count: int) -> list[_Path]:
 
 
 def _characters(op: Any, argument: Any, flags: int) -> frozenset[int]:
+    """What one item may read; rather too much than too little."""
     if op is ops.ANY:
-        return _ALL if flags & re.DOTALL else _ALL - {10}
-    if op is ops.LITERAL:
-        return _with_case({min(argument, _OTHERS)}, flags)
+        return _ALL if flags & re.DOTALL else _ALL - {ord("\n")}
+    items = argument if op is ops.IN else [(op, argument)]
     if op is ops.NOT_LITERAL:
-        return _ALL - _with_case({argument}, flags) | {_OTHERS}
-    if op is ops.IN:
-        return _members(argument, flags)
-    raise _RefusedError(f"uses {str(op).lower()}, which is not known here; write it without")
+        items = [(ops.NEGATE, None), (ops.LITERAL, argument)]
+    members = frozenset[int]().union(*(_member(*item, sure=items[0][0] is ops.NEGATE) for item in items))
+    if items[0][0] is ops.NEGATE:
+        return _ALL - (members | _swapped(members) if flags & re.IGNORECASE else members)
+    if flags & re.IGNORECASE and members & (_OTHERS | _CASES_OF_OTHERS):
+        members |= _OTHERS | _CASES_OF_OTHERS
+    return members | _swapped(members) if flags & re.IGNORECASE else members
 
 
-def _members(items: Sequence[tuple[Any, Any]], flags: int) -> frozenset[int]:
-    members = _with_case(set(itertools.chain.from_iterable(_member(op, argument) for op, argument in items)), flags)
-    return _ALL - members | {_OTHERS} if items[0][0] is ops.NEGATE else members
-
-
-def _member(op: Any, argument: Any) -> Iterable[int]:
+def _member(op: Any, argument: Any, *, sure: bool) -> frozenset[int]:
+    """What an item of a set stands for. `sure`: only what it surely does, for what is then excluded."""
     if op is ops.NEGATE:
-        return ()
-    if op is ops.RANGE:
-        return {min(code, _OTHERS) for code in range(argument[0], min(argument[1], _OTHERS) + 1)} | (
-            {_OTHERS} if argument[1] >= _OTHERS else set()
-        )
+        return frozenset()
     if op is ops.CATEGORY:
-        known = _CATEGORIES.get(argument)
-        return known if known is not None else _ALL - _CATEGORIES[_OPPOSITES[argument]] | {_OTHERS}
-    return {min(argument, _OTHERS)}
+        return _CATEGORIES[argument]
+    first, last = argument if op is ops.RANGE else (argument, argument)
+    return frozenset(range(first, min(last + 1, _LATIN))) | (_OTHERS if last >= _LATIN and not sure else frozenset())
 
 
-def _with_case(codes: set[int], flags: int) -> frozenset[int]:
-    if not flags & re.IGNORECASE:
-        return frozenset(codes)
-    # Some letters have cases beyond the 256: with them goes all that is there.
-    return frozenset(codes) | _cased(codes) | ({_OTHERS} if any(chr(code).isalpha() for code in codes) else set())
-
-
-def _cased(codes: set[int]) -> set[int]:
-    swapped = {chr(code).swapcase() for code in codes if code < _OTHERS}
-    return {ord(one) for one in swapped if len(one) == 1 and ord(one) < _OTHERS}
+def _swapped(codes: frozenset[int]) -> frozenset[int]:
+    """The other cases of letters of Latin-1, as far as they are in it."""
+    swapped = {chr(code).swapcase() for code in codes if code < _LATIN}
+    return frozenset(ord(letter) for letter in swapped if len(letter) == 1 and ord(letter) < _LATIN)
 
 
 # --- what a path costs ---
 
 
-def _check_path(path: _Path, *, multiline: bool) -> None:
+def _check_path(path: _Path) -> None:
     long = [index for index, step in enumerate(path) if step.long]
     for index in long:
         if index == len(path) - 1:
             continue
-        if not _is_anchored(path, index, multiline=multiline):
+        if not _is_anchored(path, index):
             raise _RefusedError(
                 "has a long repeat that can begin at any place of a long text; put something before it that it cannot"
                 f" match itself, or `\\b` before a repeat of `\\w`, or bound it, as in `{{1,{_SHORT_RANGE}}}`"
@@ -231,11 +234,9 @@ def _check_path(path: _Path, *, multiline: bool) -> None:
                 "has several long repeats that can match the same text; put something between them that the first"
                 f" cannot match, or bound them, as in `{{1,{_SHORT_RANGE}}}`"
             )
-    if _steps(path) > _MOST_STEPS:
-        raise _RefusedError("has repeats that can share a text in too many ways; bound them more tightly")
 
 
-def _is_anchored(path: _Path, index: int, *, multiline: bool) -> bool:
+def _is_anchored(path: _Path, index: int) -> bool:
     """Whether a few starts at most can read any one character in this repeat."""
     repeated = path[index].characters
     for step in reversed(path[:index]):
@@ -243,16 +244,16 @@ def _is_anchored(path: _Path, index: int, *, multiline: bool) -> bool:
             return False
         if step.assertion is None and step.low > 0 and not step.characters & repeated:
             return True
-    return _begins_few_times(path, index, repeated, multiline=multiline)
+    return _begins_few_times(path, index, repeated)
 
 
-def _begins_few_times(path: _Path, index: int, repeated: frozenset[int], *, multiline: bool) -> bool:
+def _begins_few_times(path: _Path, index: int, repeated: frozenset[int]) -> bool:
     before = path[index - 1].assertion if index else None
     if before is ops.AT_BOUNDARY:
         return repeated <= _WORD
-    if path[0].assertion is ops.AT_BEGINNING:
-        return not multiline or 10 not in repeated
-    return path[0].assertion is ops.AT_BEGINNING_STRING
+    if path[0].assertion is ops.AT_BEGINNING_LINE:
+        return ord("\n") not in repeated
+    return path[0].assertion in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING)
 
 
 def _is_told_apart(path: _Path, index: int) -> bool:
@@ -273,7 +274,7 @@ def _steps(path: _Path) -> int:
             length += step.low
             continue
         length += step.high
-        if step.low != step.high and not _is_told_apart(path, index):
+        if step.low != step.high and index < len(path) - 1 and not _is_told_apart(path, index):
             ways *= step.high - step.low + 1
     return ways * length
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOCAL_PART = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}")
-_DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}\b")
+_AT_DOMAIN = re.compile(r"@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}\b")
 # Digits that may be a card's: 13 to 19 of them, in groups or not, and no part of a longer number.
 _CARD = re.compile(r"(?<![\w.+-])[2-6](?:[ -]?[0-9]){12,18}(?![\w-])(?!\.\d)")
 # Numbers with a country's prefix, numbers of North America in their groups, numbers with a leading zero and groups.
@@ -26,14 +26,12 @@ _PHONE = re.compile(
 
 def emails(text: str) -> Iterator[Finding]:
     """Addresses of e-mail."""
-    at = text.find("@")
-    while at >= 0:
+    for found in _AT_DOMAIN.finditer(text):
         # Read backwards from the @, so that no long word is read again and again.
+        at = found.start()
         local = _LOCAL_PART.match(text[max(0, at - 64) : at][::-1])
-        domain = _DOMAIN.match(text, at + 1)
-        if local is not None and domain is not None:
-            yield Finding(kind="email", start=_local_start(text, at - local.end(), at), end=domain.end())
-        at = text.find("@", at + 1)
+        if local is not None:
+            yield Finding(kind="email", start=_local_start(text, at - local.end(), at), end=found.end())
 
 
 def _local_start(text: str, start: int, at: int) -> int:

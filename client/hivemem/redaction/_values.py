@@ -8,16 +8,17 @@ from enum import Enum
 
 from hivemem.redaction._entropy import bits
 
-# Values are read in pieces of bounded length, so that time stays linear where one name follows another.
+_SHORTEST = 3
+# What is longer is taken without being judged, so that nothing long is read twice.
 _LONGEST_JUDGED = 512
 _LONGEST_QUOTED = 4096
 
 _OPENING = re.compile(r"(?:[|>][-+]?[ \t]*\n[ \t]+)?[rRbBuUfF]{0,2}(?P<quote>\"\"\"|'''|\\{0,4}[\"'`]|&quot;|%22)")
 _BLOCK_SCALAR = re.compile(r"[|>][-+]?[ \t]*\r?\n[ \t]+")
-_BARE = re.compile(rf"[^\s\"'`<>\0]{{1,{_LONGEST_JUDGED}}}")
-_BARE_REST = re.compile(r"[^\s\"'`<>\0]*+")
-# Where a bare value ends before the next blank: at the next parameter, an escaped line break or quote, a shell's `;`.
-_CUT = re.compile(r"[&;,|](?=[\w.$-]{1,40}[=:]|[;&,|]|\Z)|\\+[nrt\"'](?![A-Za-z0-9]{0,2}\Z)|&quot;|%22|%26")
+# A bare value ends at a blank or quote, before the next parameter, at a shell's `;`, at an escaped line break or quote.
+_PLAIN = r"[^\t-\r\x1c-\x20\x85\xa0\"'`<>\0&;,|\\%\u2000-\u200b\u2028\u2029\u3000-\u3011\uff00-\uff20]"
+_PIECE = rf"{_PLAIN}{{1,64}}+|[&;,|](?![\w.$-]{{1,40}}[=:]|[;&,|\s\"'`<>\0]|#?\w{{1,8}};|\Z)|\\(?![nrt\"'])|%(?!2[26])"
+_BARE = re.compile(rf"(?:{_PIECE})++")
 _LINE_END = re.compile(r"[,;.)\]}\"']{0,3}[ \t]*(?:[\r\n#]|\\[nr]|//|\Z)")
 _TRAILING = ".,;:?)]}\\"
 
@@ -51,8 +52,13 @@ class Value:
     start: int
     end: int
     quoted: bool
-    # Whether it ends its line, or what it stands in.
-    last: bool
+    # The few characters behind it.
+    behind: str = ""
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends its line, or the quotes that it stands in."""
+        return self.quoted or _LINE_END.match(self.behind) is not None
 
     @property
     def long(self) -> bool:
@@ -61,13 +67,13 @@ class Value:
 
 
 def value_at(text: str, start: int) -> Value | None:
-    """The value that begins there, quoted or bare; None if there is none."""
+    """The value that begins there, quoted or bare; None if there is none of three characters."""
     opening = _OPENING.match(text, start)
     if opening is not None and (end := _closing(text, opening)) is not None:
-        return _value(text, opening.end(), end, quoted=True) if end > opening.end() else None
+        return _value(text, opening.end(), end, quoted=True)
     if opening is not None:
         start = opening.end()
-    elif scalar := _BLOCK_SCALAR.match(text, start):
+    elif text.startswith(("|", ">"), start) and (scalar := _BLOCK_SCALAR.match(text, start)):
         start = scalar.end()
     return _bare(text, start)
 
@@ -95,23 +101,13 @@ def _is_escaped(text: str, start: int, at: int) -> bool:
 
 def _bare(text: str, start: int) -> Value | None:
     found = _BARE.match(text, start)
-    if found is None:
+    return _value(text, start, start + len(found.group().rstrip(_TRAILING)), quoted=False) if found else None
+
+
+def _value(text: str, start: int, end: int, *, quoted: bool) -> Value | None:
+    if end - start < _SHORTEST:
         return None
-    end = found.end()
-    cut = _CUT.search(found.group())
-    if cut is not None:
-        end = start + cut.start()
-    elif end - start == _LONGEST_JUDGED:
-        rest = _BARE_REST.match(text, end)
-        end = rest.end() if rest else end
-    while end > start and text[end - 1] in _TRAILING:
-        end -= 1
-    return _value(text, start, end, quoted=False) if end > start else None
-
-
-def _value(text: str, start: int, end: int, *, quoted: bool) -> Value:
-    last = quoted or _LINE_END.match(text, end) is not None
-    return Value(text=text[start:end], start=start, end=end, quoted=quoted, last=last)
+    return Value(text=text[start:end], start=start, end=end, quoted=quoted, behind=text[end : end + 12])
 
 
 # --- whether it can be a secret ---
@@ -170,15 +166,16 @@ _SYMBOL = re.compile(r"[0-9!@#$%^&*+=~]")
 
 def is_placeholder(value: str) -> bool:
     """Whether a value stands for one that is not there, or says something about it."""
+    value = value[:_LONGEST_JUDGED]
     return value.lower() in _TELLING or _PLACEHOLDER.match(value) is not None
 
 
 def is_password(value: Value, name: Name) -> bool:
-    """Whether it can be a password, behind a name that says so: nearly anything can."""
+    """Whether it can be a password, behind a name that says so: nearly anything that is no placeholder can."""
     text = value.text
     if value.long:
         return True
-    if is_placeholder(text) or _PATH.match(text) or _FILE.match(text) or _CONSTANT.match(text):
+    if _PATH.match(text) or _FILE.match(text) or _CONSTANT.match(text):
         return False
     if value.quoted:
         return not (" " in text and _PROSE.search(text)) and (name.sign is not Sign.GAP or _is_mixed(text))
@@ -198,16 +195,16 @@ def _is_plain_password(value: Value, name: Name) -> bool:
     if _REFERENCE.match(text):
         return text.isalpha() and len(text) > 12 and (settings or (name.capitals and text.islower()))
     if name.sign is Sign.GAP:
-        return not text.isupper()
+        return name.word != "secret" and not text.isupper()
     return settings or (name.sign is Sign.EQUALS and name.word != "pass")
 
 
 def is_token(value: Value, name: Name, *, shortest: int) -> bool:
-    """Whether it can be a key or token: long enough, without blanks, and no word, name or code."""
+    """Whether what is no placeholder can be a key or token: long enough, without blanks, no word, name or code."""
     text = value.text
     if value.long:
         return True
-    if len(text) < shortest or is_placeholder(text) or any(map(str.isspace, text)):
+    if len(text) < shortest or any(map(str.isspace, text)):
         return False
     if _PATH.match(text) or _FILE.match(text) or (not value.quoted and _CODE.match(text)):
         return False
