@@ -121,7 +121,8 @@ async def test_a_connection_that_went_silent_is_replaced(
 async def test_a_server_away_longer_than_the_timeout_fails_what_waits_and_is_found_again(
     memory: hivemem.Client, through: hivemem.Client, proxy: Proxy
 ) -> None:
-    async with (await agent_of(through)).writer(timeout=1.0) as writer:
+    # Longer than the pause that gRPC makes between two attempts to connect.
+    async with (await agent_of(through)).writer(timeout=3.0) as writer:
         await (await writer.append(summary="0"))
         proxy.refuse()
         proxy.cut()

@@ -162,13 +162,13 @@ ASSIGNED = (
     "curl -u bob:{} https://example.org", "curl --user \"bob:{}\" https://example.org",
     "https://example.org/?a=1&password={}&b=2", "?password={}", "Server=db;User Id=sa;Password={};Encrypt=true",
     "host=db password={} user=bob", "machine example.org login bob password {}", "ALTER ROLE bob WITH PASSWORD '{}';",
-    "CREATE USER bob IDENTIFIED BY '{}'", "the password is {}", "My password is {}.",
-    "the password for the staging box is {}, by the way", "password (root): {}", "password for bob: {}",
-    "password: >-\n  {}\n", "password: |\n    {}\nuser: bob", "password:\t{}", "password%3D{}",
+    "CREATE USER bob IDENTIFIED BY '{}'", "the password is {}", "set the password to {}", "user: bob, pw: {}",
+    "My password is {}.", "the password for the staging box is {}, by the way", "password (root): {}",
+    "password for bob: {}", "password: >-\n  {}\n", "password: |\n    {}\nuser: bob", "password:\t{}", "password%3D{}",
     "&quot;password&quot;:&quot;{}&quot;", "%22password%22:%22{}%22", "log line password={}\\nnext line",
     "**Password:** x password: `{}`", "`password`: `{}`", "connect(user=bob, password='{}')",
-    "User(name='bob', password='{}')", "{{password: '{}'}}", "ключ, password: {}",
-    "密码 password={}。然后", "Passwort: {}", "spring.datasource.password={}", "$password = '{}';",
+    "User(name='bob', password='{}')", "{{password: '{}'}}", "ключ, password: {}", "密码 password={}。然后", "Passwort: {}",
+    "spring.datasource.password={}", "$password = '{}';",
 )  # fmt: skip
 
 
@@ -196,13 +196,13 @@ def test_weak_and_strange_passwords_go_too(text: str) -> None:
 
 
 TOKENS = (
-    "token = {}", "token: {}", "TOKEN={}", "access_token={}", "accessToken: '{}'", "refresh_token: {}", "api_key={}",
-    "apiKey: \"{}\"", "api-key: {}", "API key: {}", "X-Api-Key: {}", "x-goog-api-key: {}", "X-Auth-Token: {}",
-    "PRIVATE-TOKEN: {}", "Ocp-Apim-Subscription-Key: {}", "aws_secret_access_key = {}",
-    "AccountKey={};EndpointSuffix=core", "signing_key: {}", "encryption.key={}", "private_key={}", "--api-key {}",
-    "--auth-token={}", "//registry.npmjs.org/:_authToken={}", "{{\"auth\": \"{}\"}}", "https://example.org/?api_key={}",
-    "https://example.org/#access_token={}&state=1", "the API key is {}", "webhook_secret: {}",
-    "SLACK_SIGNING_SECRET={}", "token%3D{}", "os.environ['API_KEY'] = '{}'", "credentials: {}",
+    "token = {}", "token: {}", "TOKEN={}", "secret_key_base: {}", "access_token={}", "accessToken: '{}'",
+    "refresh_token: {}", "api_key={}", "apiKey: \"{}\"", "api-key: {}", "API key: {}", "X-Api-Key: {}",
+    "x-goog-api-key: {}", "X-Auth-Token: {}", "PRIVATE-TOKEN: {}", "Ocp-Apim-Subscription-Key: {}",
+    "aws_secret_access_key = {}", "AccountKey={};EndpointSuffix=core", "signing_key: {}", "encryption.key={}",
+    "private_key={}", "--api-key {}", "--auth-token={}", "//registry.npmjs.org/:_authToken={}", "{{\"auth\": \"{}\"}}",
+    "https://example.org/?api_key={}", "https://example.org/#access_token={}&state=1", "the API key is {}",
+    "webhook_secret: {}", "SLACK_SIGNING_SECRET={}", "token%3D{}", "os.environ['API_KEY'] = '{}'", "credentials: {}",
 )  # fmt: skip
 
 
@@ -263,6 +263,7 @@ def test_a_token_alone_before_the_host_goes() -> None:
 # --- what stays ---
 
 PLAIN = (
+    "the password to the server", "change the password to something long", "upw: x1234567",
     "the password is required", "The password is wrong.", "a password was set", "Password: required",
     "password must be long", "token count: 128", "token: 128", "max_tokens=4096, temperature=0.2", "tokens: 4096",
     "total_tokens: 123456", "token_type=bearer", "secret: I love him", "The secret: patience",

@@ -81,9 +81,9 @@ class Redactor:
         if not self._enabled or not text:
             return []
         plain = blank_marks(text)
-        anchored = anchored_secrets(plain)
-        words = secret_words(plain)
-        secrets = _apart([*anchored.secrets, *words.known, *_outside(anchored.public, words.random)])
+        secrets = _secrets(plain)
+        if not (self._personal or self._patterns):
+            return secrets
         taken = [(secret.start, secret.end) for secret in secrets]
         personal = (finding for finder in self._personal for finding in finder(plain))
         return _apart([*secrets, *_outside(taken, personal), *self._custom(text, plain)])
@@ -103,6 +103,15 @@ def redact(text: str, rules: Rules = Rules()) -> str:
 @lru_cache(maxsize=64)
 def _redactor(rules: Rules) -> Redactor:
     return Redactor(rules)
+
+
+def _secrets(plain: str) -> list[Finding]:
+    """All but personal data and the user's own, in order and apart."""
+    anchored = anchored_secrets(plain)
+    words = secret_words(plain)
+    if not (anchored.secrets or words.known or words.random):
+        return []
+    return _apart([*anchored.secrets, *words.known, *_outside(anchored.public, words.random)])
 
 
 def _between_marks(text: str, plain: str) -> Iterator[tuple[int, int]]:

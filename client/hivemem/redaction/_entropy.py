@@ -4,6 +4,10 @@ A run of characters is read pair by pair. Each pair is likelier in one of two so
 random from the kinds that the run has (small letters, capitals, digits), or writing, where kinds rarely change and few
 pairs of letters are common. The sum of the logarithms says how many bits the run is likelier to be random. It sees what
 counting characters cannot: `ossl_check_SRTP_PROTECTION` has as many different ones as a key of its length.
+
+Left alone are digests and commits, UUIDs, names of files, media in `data:` addresses, pictures in base64 that begin as
+such, and public keys. In a path or an address each part is judged by itself, so that an unguessable part goes and the
+rest stays. Other base64 goes: what it holds is not known.
 """
 
 from __future__ import annotations
@@ -48,12 +52,14 @@ _SEQUENCE = -1.0
 # Numbers that stand for something known: UUIDs, digests and commits in hexadecimal, dates, counters.
 _NUMBERS = re.compile(
     r"(?<![A-Za-z0-9])(?:[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-    r"|(?:0x)?(?:[0-9a-f]{7,}|[0-9A-F]{7,})|[0-9]+)(?![A-Za-z0-9])"
+    r"|(?:0x|g)?(?:[0-9a-f]{7,}|[0-9A-F]{7,})|[0-9]+)(?![A-Za-z0-9])"
 )
 _DIGEST = re.compile(
     r"(?:sha-?\d{1,3}|md5|blake2[bs]?|blake3|\bh1|digest|integrity|checksum|etag|fingerprint|hash)[\"']?\s?[-:=_]\s?[\"']?\Z",
     re.IGNORECASE,
 )
+# Names of constants are in capitals, with more separators than any key has.
+_CONSTANT = re.compile(r"_*[A-Z0-9]+(?:_+[A-Z0-9]+){2,}_*\Z")
 _JOINTS = (":", "=", "-", " ", '"', "'")
 _DIGEST_PREFIX = re.compile(r"(?:sha\d{1,3}|md5)-", re.IGNORECASE)
 # How pictures and public keys for SSH begin in base64, paths by digest, and names that a compiler mangled.
@@ -84,7 +90,7 @@ def random_runs(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 def is_random(run: str) -> bool:
     """Whether a run of letters, digits and separators is far likelier drawn at random than written."""
     rest = _NUMBERS.sub("", run[:_JUDGED])
-    return bits(rest) > _BITS and _characters_vary(rest)
+    return _CONSTANT.match(run) is None and bits(rest) > _BITS and _characters_vary(rest)
 
 
 def bits(run: str) -> float:

@@ -11,12 +11,12 @@ from hivemem.redaction._values import Name, Sign, Value, is_password, is_placeho
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-NAMES = r"p(?:ass(?:wor[dt]|wd|phrase|code)?|wd)|s(?:ecret|ignature|ig(?==))|token|key|auth(?:orization)?|credentials?"
+NAMES = r"p(?:ass(?:wor[dt]|wd|phrase|code)?|wd?)|s(?:ecret|ignature|ig(?==))|token|key|auth(?:orization)?|credentials?"
 
 # What may stand between a name and its value.
 _SUFFIX = (
     r"(?:[_-]?(?:hash|value|plain|text|prod|production|dev|development|staging|test|live|new|old|current|confirm"
-    r"|confirmation|admin|root|user|base64|b64|primary|secondary|data)){0,2}[_-]?[0-9]{0,2}"
+    r"|confirmation|admin|root|user|base64|b64|primary|secondary|data|base)){0,2}[_-]?[0-9]{0,2}"
 )
 _CLOSE = r"(?P<close>(?:\\{0,4}[\"'`]|&quot;|%22)?(?:\[\w*\])?[\])]?)"
 _TYPE = r"(?:typing\.)?(?:str|string|bytes|any|text|secretstr|(?:optional|final|annotated)\[[^\]\n]{0,40}\])"
@@ -27,14 +27,14 @@ _JOIN = re.compile(
     | (?P<typed>(?:[ \t]{{0,4}}:[ \t]{{0,4}}|[ \t]){_TYPE}(?:[ ]\|[ ]\w{{1,20}})?[ \t]{{0,4}}=[ \t]{{0,4}})
     | [ \t]{{0,8}}(?P<equals>:=|===?|=>|=|%3d)[ \t]{{0,8}}
     | (?:[ \t](?:for|of|on|to)(?:[ \t][\w.@'-]{{1,40}}){{1,4}}?|[ \t]\([^()\n]{{1,40}}\))?
-      (?:[ \t]{{0,8}}(?P<colon>:(?![:/])|%3a)[ \t]{{0,8}}|[ \t]{{1,4}}(?P<is>is|was)(?:[ \t]now)?:?[ \t]{{1,4}})
+      (?:[ \t]{{0,8}}(?P<colon>:(?![:/])|%3a)[ \t]{{0,8}}|[ \t]{{1,4}}(?P<is>is|was|to)(?:[ \t]now)?:?[ \t]{{1,4}})
     | (?P<gap>,?[ \t]{{1,4}}|>)
     )""",
     re.VERBOSE,
 )
 
-_PASSWORDS = frozenset(("pass", "password", "passwort", "passwd", "passphrase", "passcode", "pwd"))
-_WHOLE_WORDS = frozenset(("pass", "auth", "pwd", "signature", "sig"))
+_PASSWORDS = frozenset(("pass", "password", "passwort", "passwd", "passphrase", "passcode", "pwd", "pw"))
+_WHOLE_WORDS = frozenset(("pass", "auth", "pwd", "pw", "signature", "sig"))
 
 
 def _joined_to(words: str, joints: Iterable[str]) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _may_follow_gap(text: str, before: str, word: str, join: re.Match[str]) -> b
         return _TAG.search(before) is not None
     if _OPTION.search(before):
         return not text.startswith("-", join.end())
-    if word in _PASSWORDS and not join["gap"].startswith(","):
+    if word in _PASSWORDS and word != "pass" and not join["gap"].startswith(","):
         return text.startswith(("'", '"', "`"), join.end()) or _LOGIN.search(before) is not None
     return False
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # No known format is shorter. Prose has few such words; all that is between them is skipped in one step and not read
 # again, which makes most text fast.
 _ALPHABET = r"A-Za-z0-9_.:/+=~%$@-"
-_LONG_WORD = re.compile(rf"(?:[{_ALPHABET}]{{0,19}}+[^{_ALPHABET}]++)*+(?P<word>[{_ALPHABET}]{{20,}}+)?")
+_LONG_WORD = re.compile(rf"(?:[{_ALPHABET}]{{0,19}}+(?:[^{_ALPHABET}]++|\Z))*+(?P<word>[{_ALPHABET}]{{20,}}+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@
 --     statement after the one that locks: in READ COMMITTED only a later statement sees what the lock waited for.
 --   * Everything is checked before anything is written, so no savepoints are needed.
 -- Called as one autocommit statement: the lock never waits for a client. Durability is the connection's
--- (synchronous_commit), because a SET on the function would end before the commit.
+-- (synchronous_commit), because a SET on the function would end before the commit. Plans are generic: planning anew
+-- cost more than half of an append, and every look-up is a step in one index whatever the values.
 --
 -- Arguments: the namespace's key; arrays with one element an append (session, agent, expectation: 0 any, 1 no stream,
 -- 2 stream exists, 3 exactly `revision`); arrays with one element an append condition, and arrays with one element an
@@ -26,7 +27,7 @@ CREATE FUNCTION append_v1(
     e_tags text[], e_attributes jsonb[], e_event_time timestamptz[], e_decisions jsonb[], e_threads jsonb[],
     e_ended jsonb[], e_to_agents text[]
 ) RETURNS TABLE (append int, outcome text, details jsonb, r_position bigint, r_revision bigint, r_time timestamptz)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_language regconfig;
@@ -211,7 +212,28 @@ END
 $$;
 
 -- The first reason why decisions or threads of an append cannot be stored; no row if they can.
+--
+-- What most appends need is two probes of an index. The full check follows only if a probe hits, or if the append
+-- supersedes or ends anything.
 CREATE FUNCTION append_refusal_v1(
+    p_namespace int, p_agent text, p_decisions jsonb[], p_threads jsonb[], p_ended jsonb[]
+) RETURNS TABLE (outcome text, details jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_decided text[] := ARRAY(SELECT d->>'id' FROM unnest(p_decisions) e, jsonb_array_elements(e) d);
+    v_opened text[] := ARRAY(SELECT t->>'id' FROM unnest(p_threads) e, jsonb_array_elements(e) t);
+BEGIN
+    IF num_nonnulls(VARIADIC p_ended) > 0
+       OR EXISTS (SELECT FROM unnest(p_decisions) e, jsonb_array_elements(e) d WHERE d ? 'supersedes')
+       OR EXISTS (SELECT FROM decisions k WHERE k.namespace_id = p_namespace AND k.decision_id = ANY (v_decided))
+       OR EXISTS (SELECT FROM threads t WHERE t.namespace_id = p_namespace AND t.thread_id = ANY (v_opened)) THEN
+        RETURN QUERY SELECT * FROM append_refusals_v1(p_namespace, p_agent, p_decisions, p_threads, p_ended);
+    END IF;
+END
+$$;
+
+-- The full check. OFFSET 0 keeps each look-up a step in an index: as a join, tables would be read as a whole.
+CREATE FUNCTION append_refusals_v1(
     p_namespace int, p_agent text, p_decisions jsonb[], p_threads jsonb[], p_ended jsonb[]
 ) RETURNS TABLE (outcome text, details jsonb)
 LANGUAGE sql STABLE AS $$
@@ -229,21 +251,26 @@ LANGUAGE sql STABLE AS $$
         SELECT x.ord, x.id, x.fence, t.state, t.fence AS current_fence, t.expire_time, g.agent_id AS holder,
                EXISTS (SELECT FROM opened o WHERE o.id = x.id AND o.ord < x.ord) AS opened_here
         FROM ended x
-        LEFT JOIN threads t ON t.namespace_id = p_namespace AND t.thread_id = x.id
+        LEFT JOIN LATERAL (SELECT * FROM threads t
+                           WHERE t.namespace_id = p_namespace AND t.thread_id = x.id OFFSET 0) t ON true
         LEFT JOIN agents g ON g.namespace_id = p_namespace AND g.agent_key = t.claimed_by
     ), refusals AS (
         SELECT d.ord, 'DECISION_KNOWN' AS outcome,
                jsonb_build_object('decision_id', d.id, 'episode', d.ord - 1, 'item', d.item - 1) AS details
-        FROM decided d JOIN decisions k ON k.namespace_id = p_namespace AND k.decision_id = d.id
+        FROM decided d, LATERAL (SELECT FROM decisions k
+                                 WHERE k.namespace_id = p_namespace AND k.decision_id = d.id OFFSET 0) k
         UNION ALL
         SELECT d.ord, 'DECISION_UNKNOWN',
                jsonb_build_object('decision_id', s, 'episode', d.ord - 1, 'item', d.item - 1)
         FROM decided d, jsonb_array_elements_text(d.supersedes) s
-        WHERE NOT EXISTS (SELECT FROM decisions k WHERE k.namespace_id = p_namespace AND k.decision_id = s)
+        LEFT JOIN LATERAL (SELECT true AS known FROM decisions k
+                           WHERE k.namespace_id = p_namespace AND k.decision_id = s OFFSET 0) k ON true
+        WHERE k.known IS NULL
           AND NOT EXISTS (SELECT FROM decided o WHERE o.id = s AND (o.ord, o.item) < (d.ord, d.item))
         UNION ALL
         SELECT o.ord, 'THREAD_STATE', jsonb_build_object('thread_id', o.id, 'state', t.state, 'opening', true)
-        FROM opened o JOIN threads t ON t.namespace_id = p_namespace AND t.thread_id = o.id
+        FROM opened o, LATERAL (SELECT t.state FROM threads t
+                                WHERE t.namespace_id = p_namespace AND t.thread_id = o.id OFFSET 0) t
         UNION ALL
         SELECT c.ord, 'THREAD_NOT_FOUND', jsonb_build_object('thread_id', c.id)
         FROM checked c WHERE c.state IS NULL AND NOT c.opened_here
@@ -262,22 +289,28 @@ LANGUAGE sql STABLE AS $$
     SELECT r.outcome, r.details FROM refusals r ORDER BY r.ord, r.outcome LIMIT 1
 $$;
 
--- Writes what the episodes just stored at p_after < position <= p_through decide, open and end.
+-- Writes what the episodes just stored at p_after < position <= p_through decide, open and end. What they supersede and
+-- end is looked up one by one: few episodes do, and as a join the tables would be read as a whole.
 CREATE FUNCTION append_threads_v1(p_namespace int, p_after bigint, p_through bigint, p_agent int, p_time timestamptz)
 RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
 BEGIN
     INSERT INTO decisions (namespace_id, decision_id, session_key, position, ordinal)
     SELECT p_namespace, d.value->>'id', l.session_key, l.position, d.ord
     FROM log l, jsonb_array_elements(l.decisions) WITH ORDINALITY AS d (value, ord)
     WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through AND l.decisions IS NOT NULL;
-    IF FOUND THEN
-        UPDATE decisions k SET superseded_by = l.position
-        FROM log l, jsonb_array_elements(l.decisions) d, jsonb_array_elements_text(d->'supersedes') s
+
+    FOR r IN
+        SELECT l.position, s.id
+        FROM log l, jsonb_array_elements(l.decisions) d, jsonb_array_elements_text(d->'supersedes') s (id)
         WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through
-          AND l.decisions IS NOT NULL AND k.namespace_id = p_namespace AND k.decision_id = s
-          AND k.superseded_by IS NULL;
-    END IF;
+          AND l.decisions IS NOT NULL
+    LOOP
+        UPDATE decisions k SET superseded_by = r.position
+        WHERE k.namespace_id = p_namespace AND k.decision_id = r.id AND k.superseded_by IS NULL;
+    END LOOP;
 
     INSERT INTO threads (namespace_id, thread_id, session_key, agent_key, position, ordinal, state, priority, tags,
                          plan_id, step)
@@ -289,19 +322,24 @@ BEGIN
     WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through
       AND l.open_threads IS NOT NULL;
 
-    UPDATE threads t
-    SET state = CASE WHEN (x.value->>'how')::int = 4 THEN 3 ELSE 4 END, superseded = (x.value->>'how')::int = 6,
-        ended_by = p_agent, ended_position = l.position, ended_time = p_time
-    FROM log l, jsonb_array_elements(l.ended_threads) WITH ORDINALITY AS x (value, ord)
-    WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through
-      AND l.ended_threads IS NOT NULL AND t.namespace_id = p_namespace AND t.thread_id = x.value->>'id';
-    -- An event belongs to the session that opened the thread, so that whoever follows that session sees it.
-    INSERT INTO log (namespace_id, position, record_kind, record_id, time, session_key, agent_key, thread_event)
-    SELECT p_namespace, l.position + x.ord, 2, gen_random_uuid(), p_time, t.session_key, p_agent,
-           jsonb_build_object('thread_id', t.thread_id, 'type', (x.value->>'how')::int, 'episode_id', l.record_id,
-                              'fence', t.fence)
-    FROM log l, jsonb_array_elements(l.ended_threads) WITH ORDINALITY AS x (value, ord), threads t
-    WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through
-      AND l.ended_threads IS NOT NULL AND t.namespace_id = p_namespace AND t.thread_id = x.value->>'id';
+    FOR r IN
+        SELECT l.position, l.record_id, x.value->>'id' AS id, (x.value->>'how')::int AS how, x.ord
+        FROM log l, jsonb_array_elements(l.ended_threads) WITH ORDINALITY AS x (value, ord)
+        WHERE l.namespace_id = p_namespace AND l.position > p_after AND l.position <= p_through
+          AND l.ended_threads IS NOT NULL
+    LOOP
+        -- An event belongs to the session that opened the thread, so that whoever follows that session sees it.
+        WITH ended AS (
+            UPDATE threads t
+            SET state = CASE WHEN r.how = 4 THEN 3 ELSE 4 END, superseded = r.how = 6,
+                ended_by = p_agent, ended_position = r.position, ended_time = p_time
+            WHERE t.namespace_id = p_namespace AND t.thread_id = r.id
+            RETURNING t.session_key, t.thread_id, t.fence
+        )
+        INSERT INTO log (namespace_id, position, record_kind, record_id, time, session_key, agent_key, thread_event)
+        SELECT p_namespace, r.position + r.ord, 2, gen_random_uuid(), p_time, e.session_key, p_agent,
+               jsonb_build_object('thread_id', e.thread_id, 'type', r.how, 'episode_id', r.record_id, 'fence', e.fence)
+        FROM ended e;
+    END LOOP;
 END
 $$;
