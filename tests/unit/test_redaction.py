@@ -167,7 +167,8 @@ ASSIGNED = (
     "password for bob: {}", "password: >-\n  {}\n", "password: |\n    {}\nuser: bob", "password:\t{}", "password%3D{}",
     "&quot;password&quot;:&quot;{}&quot;", "%22password%22:%22{}%22", "log line password={}\\nnext line",
     "**Password:** x password: `{}`", "`password`: `{}`", "connect(user=bob, password='{}')",
-    "User(name='bob', password='{}')", "{{password: '{}'}}", "ключ, password: {}", "密码 password={}。然后", "Passwort: {}",
+    "User(name='bob', password='{}')", "{{password: '{}'}}", "ключ, password: {}", "密码 password={}。然后",
+    "Passwort: {}",
     "spring.datasource.password={}", "$password = '{}';",
 )  # fmt: skip
 

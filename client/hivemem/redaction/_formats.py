@@ -194,8 +194,8 @@ _ROWS = (
     _row("private-key", "LS0tLS1CRUdJTi", r"(?!BDRVJUSUZJQ0FUR|BQVUJMSUMg)[A-Za-z0-9+/]{20,}={0,2}", _LEFT),
     _row("password-hash", "$2a$ $2b$ $2y$", r"\d\d\$[A-Za-z0-9./]{53}"),
     _row("password-hash", "$argon2", r"id?\$(?:v=\d+\$)?[mtp=,\d]{5,40}\$[A-Za-z0-9+/]{8,}\$[A-Za-z0-9+/]{16,}"),
-    _row("password-hash", "$1$ $5$ $6$ $y$ $7$ $apr1$", r"(?:rounds=\d{1,9}\$)?[A-Za-z0-9./]{1,32}(?:\$[A-Za-z0-9./]{1,22})?\$"
-         r"[A-Za-z0-9./]{22,}"),
+    _row("password-hash", "$1$ $5$ $6$ $y$ $7$ $apr1$",
+         r"(?:rounds=\d{1,9}\$)?[A-Za-z0-9./]{1,32}(?:\$[A-Za-z0-9./]{1,22})?\$[A-Za-z0-9./]{22,}"),
 )  # fmt: skip
 
 

@@ -39,7 +39,9 @@ class RedactionSettings(_message.Message):
 
     @_builtins.property
     def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Further regular expressions (RE2 syntax) to replace. At most 64 of 1 KiB."""
+        """Further regular expressions to replace: of the common syntax what is matched in a time linear in the text, so no
+        look-around, no references, no nested repeats; refused with the reason otherwise. At most 64 of 1 KiB.
+        """
 
     def __init__(
         self,
