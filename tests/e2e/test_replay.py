@@ -15,6 +15,7 @@ from typing import Any
 import hivemem
 import pytest
 from fix_server import StartServer
+from hivemem.redaction import redact
 
 RUN_SECONDS = 90.0
 
@@ -69,7 +70,7 @@ async def test_a_recorded_run_is_stored_as_the_file_has_it(
     async with hivemem.Client(address) as memory:
         session = await memory.get_session("run")
         episodes = [episode async for episode in session.episodes()]
-        assert [episode.summary for episode in episodes] == [step["content"] for step in history]
+        assert [episode.summary for episode in episodes] == [redact(step["content"]) for step in history]
         assert [episode.attributes["role"] for episode in episodes] == [step["role"] for step in history]
         assert [episode.position for episode in episodes] == list(range(1, len(history) + 1))
         assert [episode.turn for episode in episodes] == list(range(1, len(history) + 1))
