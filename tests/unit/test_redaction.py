@@ -201,7 +201,7 @@ TOKENS = (
     "refresh_token: {}", "api_key={}", "apiKey: \"{}\"", "api-key: {}", "API key: {}", "X-Api-Key: {}",
     "x-goog-api-key: {}", "X-Auth-Token: {}", "PRIVATE-TOKEN: {}", "Ocp-Apim-Subscription-Key: {}",
     "aws_secret_access_key = {}", "AccountKey={};EndpointSuffix=core", "signing_key: {}", "encryption.key={}",
-    "private_key={}", "--api-key {}", "--auth-token={}", "//registry.npmjs.org/:_authToken={}", "{{\"auth\": \"{}\"}}",
+    "private_key={}", "--api-key {}", "--auth-token={}", "//packages.example/:_authToken={}", "{{\"auth\": \"{}\"}}",
     "https://example.org/?api_key={}", "https://example.org/#access_token={}&state=1", "the API key is {}",
     "webhook_secret: {}", "SLACK_SIGNING_SECRET={}", "token%3D{}", "os.environ['API_KEY'] = '{}'", "credentials: {}",
 )  # fmt: skip
@@ -318,7 +318,7 @@ HARMLESS = (
     f"/nix/store/{drawn('low', 32, MADE)}-glibc-2.39/lib", f"/var/lib/docker/overlay2/{drawn('hex', 64, MADE)}/merged",
     f"objects/{drawn('hex', 2, MADE)}/{drawn('hex', 38, MADE)}",
     "https://example.org/blog/2024/05/17/how-we-moved-our-whole-database-to-another-continent-in-a-week",
-    "https://files.pythonhosted.org/packages/ab/cd/" + drawn("hex", 60, MADE) + "/hivemem-0.1.0-py3-none-any.whl",
+    "https://files.example.org/packages/ab/cd/" + drawn("hex", 60, MADE) + "/hivemem-0.1.0-py3-none-any.whl",
     "https://example.org/documents/AnnualReportOfTheDepartmentForTransport2023Final.pdf",
     "org/en-US/docs/Web/JavaScript/Data_structures", f"https://cdn.example.org/images/{drawn('url', 40, MADE)}.jpg",
     "refs/remotes/origin/feature/JIRA-1234-add-some-very-long-name",
