@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -96,6 +97,16 @@ async def test_an_unknown_outcome_fails_all_that_wait_behind_it_and_nothing_afte
     assert (await appender.append(NAMESPACE, append("4"))).stored[0].position == 1
 
 
+async def test_an_unknown_outcome_beside_a_fault_of_ours_fails_what_comes_after_it() -> None:
+    store, appender, _ = made()
+    store.gate.set()
+    outcomes = await asyncio.gather(*await submitted(appender, "1", "bug", "away", "2"), return_exceptions=True)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [AppendOutcome, ValueError, DatabaseUnavailable, DatabaseUnavailable]
+    assert store.batches[1:] == [["1"], ["bug"], ["away"]]
+    assert appender.pending == 0
+
+
 async def test_more_than_may_wait_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MOST", 3)
     store, appender, _ = made()
@@ -113,6 +124,20 @@ async def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     store.gate.set()
     await asyncio.gather(*await submitted(appender, *"12345"))
     assert store.batches == [["1", "2"], ["3", "4"], ["5"]]
+
+
+async def test_a_batch_is_bounded_in_episodes_and_one_append_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMMIT_EPISODES", 4)
+    store, appender, _ = made()
+    store.gate.set()
+    sizes = {"a": 3, "b": 1, "c": 2, "d": 9, "e": 1}
+    waiting = [appender.submit(NAMESPACE, _large(summary, size)) for summary, size in sizes.items()]
+    await asyncio.gather(*waiting)
+    assert store.batches == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+def _large(summary: str, size: int) -> Append:
+    return replace(append(summary), episodes=append(summary).episodes * size)
 
 
 async def test_a_caller_that_goes_away_does_not_take_the_commit_with_it() -> None:
