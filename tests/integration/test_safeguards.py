@@ -287,5 +287,3 @@ async def test_a_server_that_missed_a_deletion_shows_nothing_of_other_namespaces
         with contextlib.suppress(grpc.aio.AioRpcError):
             answer = await read
             assert not any(getattr(answer, part, None) for part in ("episodes", "hits", "sessions"))
-
-
