@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from hivemem.redaction import Redactor
 
 from hivemem_server.domain.filters import Filter
-from hivemem_server.domain.values import AttributeValue, Expectation, Namespace, NewEpisode
+from hivemem_server.domain.values import AttributeValue, Expectation, Namespace, NewEpisode, ThreadReference
 
 _VERSION = b"\x01"
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +52,38 @@ def prepared(append: Append, namespace: Namespace, redactor: Redactor) -> Append
 def episode_digest(key: bytes, session_id: str, agent_id: str, episode: NewEpisode) -> bytes:
     """33 bytes: a version, then a keyed hash of everything that the client sent.
 
-    Keyed, so that a stolen digest does not confirm a guess of what was redacted or erased. Versioned, so that episodes
-    stored under an older rule can still be compared by it.
+    Keyed, so that a stolen digest does not confirm a guess of what was redacted or erased. What is hashed never changes
+    under one version: digests of this version are in the logs of the world.
     """
-    content = [session_id, agent_id, *astuple(episode)]
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=str)
+    content = (
+        session_id, agent_id, str(episode.episode_id), episode.summary, episode.kind, episode.turn, episode.tags,
+        episode.attributes, episode.event_time and str(episode.event_time),
+        [(decision.decision_id, decision.text, decision.supersedes) for decision in episode.decisions],
+        [(opened.thread_id, opened.text, opened.priority, opened.tags, opened.plan_id, opened.step)
+         for opened in episode.open_threads],
+        _references(episode.resolves), _references(episode.drops), _references(episode.supersedes_threads),
+        episode.to_agents,
+    )  # fmt: skip
+    text = _encoded(content)
     return _VERSION + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=key).digest()
 
 
+def _references(given: Iterable[ThreadReference]) -> list[tuple[str, int]]:
+    return [(reference.thread_id, reference.fence) for reference in given]
+
+
 def redacted(episode: NewEpisode, redactor: Redactor) -> NewEpisode:
-    """The episode without the secrets in its texts, tags and attributes; ids are not looked at."""
+    """The episode without the secrets in its texts, tags and attributes; ids are not looked at.
+
+    The same object if there are none, as in nearly every episode.
+    """
     clean = redactor.redact
 
     def value(given: AttributeValue) -> AttributeValue:
         return clean(given) if isinstance(given, str) else given
 
+    if all(clean(text) is text for text in _texts(episode)):
+        return episode
     return replace(
         episode,
         summary=clean(episode.summary),
@@ -76,3 +95,18 @@ def redacted(episode: NewEpisode, redactor: Redactor) -> NewEpisode:
             for thread in episode.open_threads
         ),
     )
+
+
+def _texts(episode: NewEpisode) -> Iterator[str]:
+    """All that `redacted` looks at."""
+    yield episode.summary
+    yield from episode.tags
+    for key, given in episode.attributes.items():
+        yield key
+        if isinstance(given, str):
+            yield given
+    for decision in episode.decisions:
+        yield decision.text
+    for thread in episode.open_threads:
+        yield thread.text
+        yield from thread.tags

@@ -1,4 +1,4 @@
-"""The log on PostgreSQL: the append function's caller, and every read of records in order."""
+"""The log on PostgreSQL: appends, and every read of records in order."""
 
 from __future__ import annotations
 
@@ -10,41 +10,23 @@ from dataclasses import replace
 from typing import Any, LiteralString
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Integer, bindparam, cast, func, literal_column, select, true
+from sqlalchemy import BigInteger, Integer, bindparam, cast, func, select, true
 from sqlalchemy.sql import ColumnElement
 
 from hivemem_server.domain import errors
-from hivemem_server.domain.appends import Append, Condition
+from hivemem_server.domain.appends import Append
 from hivemem_server.domain.errors import EpisodeErased, EpisodeNotFound, HivememError
 from hivemem_server.domain.filters import Filter
-from hivemem_server.domain.passages import searchable_text
 from hivemem_server.domain.ports import LogBounds, Window
-from hivemem_server.domain.values import (
-    AppendOutcome,
-    Episode,
-    Namespace,
-    NewEpisode,
-    Point,
-    RecordKind,
-    Stored,
-    StreamState,
-    ThreadState,
-)
+from hivemem_server.domain.values import AppendOutcome, Episode, Namespace, Point, RecordKind
 from hivemem_server.postgres import rows
-from hivemem_server.postgres.database import Database, Query, Row, compiled
-from hivemem_server.postgres.filters import NAMESPACE, as_json, reading_json, record_conditions, record_params, shape
+from hivemem_server.postgres.appends import APPEND, arguments, outcomes
+from hivemem_server.postgres.database import Database, Query, compiled
+from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record_params, shape
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
 WINDOWS_AT_ONCE = 4  # of all followers, so that however many they are, appends find a connection
-
-# One autocommit statement: the namespace's lock is never held across a round trip.
-APPEND: LiteralString = """
-SELECT append, outcome, details, r_position, r_revision, r_time FROM append_v1(
-    %s, %s::text[], %s::text[], %s::smallint[], %s::bigint[], %s::int[], %s::text[], %s::jsonb[],
-    %s::int[], %s::uuid[], %s::bytea[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::jsonb[],
-    %s::timestamptz[], %s::jsonb[], %s::jsonb[], %s::jsonb[], %s::text[])
-"""
 
 # The log's ends in one snapshot: the newest record, or the stored floor of an empty log.
 BOUNDS: LiteralString = """
@@ -88,11 +70,8 @@ class PostgresLog:
 
     async def append(self, namespace: Namespace, appends: Sequence[Append]) -> list[AppendOutcome | HivememError]:
         """See LogStore."""
-        rows_found = await self._database.fetch(APPEND, _arguments(namespace, appends))
-        grouped: list[list[Row]] = [[] for _ in appends]
-        for row in rows_found:
-            grouped[row[0] - 1].append(row)
-        return [_outcome(append, found) for append, found in zip(appends, grouped, strict=True)]
+        found = await self._database.fetch(APPEND, arguments(namespace, appends))
+        return outcomes(appends, found)
 
     async def bounds(self, namespace: Namespace) -> LogBounds:
         """See LogStore."""
@@ -221,152 +200,3 @@ def _window(shaped: Filter) -> Query:
         .select_from(bounds.outerjoin(records, true()))
         .order_by(records.c.position)
     )
-
-
-def _arguments(namespace: Namespace, appends: Sequence[Append]) -> list[object]:
-    """The arguments of append_v1, one array a column."""
-    columns = [
-        _episode_row(index, append.agent_id, new, digest)
-        for index, append in enumerate(appends, 1)
-        for new, digest in zip(append.episodes, append.digests, strict=True)
-    ]
-    return [
-        namespace.key,
-        [append.session_id for append in appends],
-        [append.agent_id for append in appends],
-        [int(append.expectation.state) for append in appends],
-        [append.expectation.revision for append in appends],
-        *_condition_columns(namespace, appends),
-        *map(list, zip(*columns, strict=True)),
-    ]
-
-
-def _condition_columns(namespace: Namespace, appends: Sequence[Append]) -> list[list[object]]:
-    conditions = [(index, condition) for index, append in enumerate(appends, 1) for condition in append.conditions]
-    queries = [_breaking(shape(condition.wanted)) for _, condition in conditions]
-    return [
-        [index for index, _ in conditions],
-        [reading_json(query) for query in queries],
-        [
-            as_json(query, record_params(namespace.key, _later(condition)))
-            for query, (_, condition) in zip(queries, conditions, strict=True)
-        ],
-    ]
-
-
-def _later(condition: Condition) -> Filter:
-    """What breaks the condition."""
-    return replace(condition.wanted, after=max(condition.after, condition.wanted.after))
-
-
-@functools.lru_cache(maxsize=1_000)
-def _breaking(shaped: Filter) -> Query:
-    """The query for the position of the first record that breaks a condition of this shape."""
-    conditions = record_conditions(replace(shaped, after=1))
-    return compiled(select(log.c.position).where(*conditions).order_by(log.c.position).limit(literal_column("1")))
-
-
-def _episode_row(index: int, agent_id: str, new: NewEpisode, digest: bytes) -> tuple[object, ...]:
-    return (
-        index,
-        new.episode_id,
-        digest,
-        new.turn,
-        new.kind,
-        new.summary,
-        searchable_text(agent_id, new),
-        rows.array_literal(new.tags),
-        rows.dumped_attributes(new.attributes),
-        new.event_time,
-        rows.dumped_decisions(new),
-        rows.dumped_threads(new),
-        rows.dumped_ended(new),
-        rows.array_literal(new.to_agents),
-    )
-
-
-def _outcome(append: Append, found: Sequence[Row]) -> AppendOutcome | HivememError:
-    outcome = found[0][1]
-    if outcome not in ("OK", "DUPLICATE"):
-        return _refusal(append, outcome, found[0][2] or {})
-    stored = [Stored(position=row[3], revision=row[4], commit_time=row[5]) for row in found]
-    if outcome == "OK":
-        stored.sort(key=lambda one: one.position)
-    return AppendOutcome(stored=tuple(stored), deduplicated=outcome == "DUPLICATE")
-
-
-def _refusal(append: Append, outcome: str, details: dict[str, Any]) -> HivememError:
-    """The error of an append that the database refused, from its reason and numbers."""
-    session = append.session_id
-    match outcome:
-        case "NAMESPACE_NOT_FOUND":
-            return errors.NamespaceNotFound("the namespace does not exist any more")
-        case "SESSION_NOT_FOUND":
-            message = f"session {session!r} does not exist: create it first"
-            return errors.SessionNotFound(message, session_id=session)
-        case "SESSION_CLOSED":
-            message = f"session {session!r} is closed: continue it in a new one with continues_session_id"
-            return errors.SessionClosed(message, session_id=session)
-        case "EPISODE_ID_REUSED":
-            message = f"episode id {details['episode_id']} is known with other content: make a new id for new content"
-            return errors.EpisodeIdReused(message, **details)
-        case "EPISODE_ERASED":
-            return EpisodeErased(f"episode {details['episode_id']} was erased; a resend stores nothing", **details)
-        case "PARTIAL_DUPLICATE":
-            message = f"{details['known']} of {details['sent']} episodes are stored already: send the others alone"
-            return errors.PartialDuplicate(message, **details)
-        case "REVISION_CONFLICT":
-            return _revision_conflict(append, details["actual"], details.get("conditions", {}))
-        case "CONDITION_FAILED":
-            message = "news that the conditions did not expect: read on and decide again"
-            return errors.ConditionFailed(message, **_failed_conditions(details["conditions"]))
-    return _thread_refusal(outcome, details)
-
-
-def _revision_conflict(append: Append, actual: int, failed: dict[str, int]) -> HivememError:
-    wanted = {
-        StreamState.NO_STREAM: "no episode yet",
-        StreamState.EXISTS: "an episode",
-        StreamState.REVISION: f"revision {append.expectation.revision}",
-    }[append.expectation.state]
-    expected = {StreamState.NO_STREAM: 0, StreamState.EXISTS: "exists"}.get(
-        append.expectation.state, append.expectation.revision
-    )
-    return errors.RevisionConflict(
-        f"the stream of {append.agent_id!r} in session {append.session_id!r} is at revision {actual},"
-        f" expected was {wanted}: read it and decide again",
-        expected=expected,
-        actual=actual,
-        **_failed_conditions(failed),
-    )
-
-
-def _failed_conditions(failed: dict[str, int]) -> dict[str, int]:
-    """Metadata that names each condition that does not hold, and the position that breaks it."""
-    return {f"conditions[{index}]": position for index, position in failed.items()}
-
-
-def _thread_refusal(outcome: str, details: dict[str, Any]) -> HivememError:
-    thread = details.get("thread_id")
-    match outcome:
-        case "THREAD_NOT_FOUND":
-            return errors.ThreadNotFound(f"thread {thread!r} does not exist in this namespace", thread_id=thread)
-        case "THREAD_STATE":
-            state = ThreadState(details["state"]).name
-            cure = "choose another id, or none" if details.get("opening") else "it cannot be ended again"
-            return errors.ThreadStateConflict(
-                f"thread {thread!r} is there and {state.lower()}: {cure}", thread_id=thread, state=state
-            )
-        case "FENCE_STALE":
-            message = f"the claim on thread {thread!r} with fence {details['fence']} is over: stop work on it"
-            return errors.FenceStale(message, **details)
-        case "CLAIM_HELD":
-            message = f"thread {thread!r} is claimed by {details['agent_id']!r} until {details['expire_time']}"
-            return errors.ClaimHeld(message, **details)
-    path = f"episodes[{details['episode']}].decisions[{details['item']}]"
-    if outcome == "DECISION_KNOWN":
-        rule = f"{details['decision_id']!r} is known already: choose another id, or none"
-        return errors.InvalidField.at(f"{path}.decision_id", rule)
-    if outcome == "DECISION_UNKNOWN":
-        return errors.InvalidField.at(f"{path}.supersedes", f"there is no decision {details['decision_id']!r}")
-    raise AssertionError(f"append_v1 returned an outcome that this server does not know: {outcome}")

@@ -25,6 +25,7 @@ from hivemem_server.domain.values import (
 from hivemem_server.postgres.database import Row
 from hivemem_server.postgres.tables import agents, log, sessions
 
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
 _ENDINGS = (
     ("resolves", ThreadEventType.RESOLVED),
     ("drops", ThreadEventType.DROPPED),
@@ -171,12 +172,18 @@ def _set(**fields: object) -> dict[str, object]:
 
 
 def _dumped(content: Sequence[object] | Mapping[str, object]) -> str | None:
-    return json.dumps(content, ensure_ascii=False) if content else None
+    return _encoded(content) if content else None
 
 
-def array_literal(values: Sequence[str]) -> str | None:
-    """Texts as PostgreSQL writes an array; None if there are none."""
-    if not values:
-        return None
-    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
+def array_literal(values: Iterable[object]) -> str:
+    """Texts, numbers, truth values and None as PostgreSQL writes an array."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if not isinstance(value, str):
+        return str(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

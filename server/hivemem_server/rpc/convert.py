@@ -94,6 +94,7 @@ def attribute(value: AttributeValue) -> pb.AttributeValue:
 def new_episode_from(found: Violations, path: str, given: pb.NewEpisode) -> NewEpisode:
     """An episode to be appended, with ids that were left out derived from its own."""
     episode_id = uuid_from(found, f"{path}.episode_id", given.episode_id)
+    prefix = str(episode_id)
     event_time = None
     if given.HasField("event_time"):
         event_time = time_from(found, f"{path}.event_time", given.event_time)
@@ -105,8 +106,8 @@ def new_episode_from(found: Violations, path: str, given: pb.NewEpisode) -> NewE
         tags=tuple(dict.fromkeys(given.tags)),
         attributes=attributes_from(found, f"{path}.attributes", given.attributes) if given.attributes else {},
         event_time=event_time,
-        decisions=tuple(_decision_from(episode_id, index, item) for index, item in enumerate(given.decisions, 1)),
-        open_threads=tuple(_thread_from(episode_id, index, item) for index, item in enumerate(given.open_threads, 1)),
+        decisions=tuple(_decision_from(prefix, index, item) for index, item in enumerate(given.decisions, 1)),
+        open_threads=tuple(_thread_from(prefix, index, item) for index, item in enumerate(given.open_threads, 1)),
         resolves=_references_from(given.resolves),
         drops=_references_from(given.drops),
         supersedes_threads=_references_from(given.supersedes_threads),
@@ -126,17 +127,17 @@ def uuid_from(found: Violations, path: str, text: str) -> UUID:
     return value
 
 
-def _decision_from(episode_id: UUID, index: int, given: pb.NewDecision) -> Decision:
+def _decision_from(prefix: str, index: int, given: pb.NewDecision) -> Decision:
     return Decision(
-        decision_id=given.decision_id or f"{episode_id}/d{index}",
+        decision_id=given.decision_id or f"{prefix}/d{index}",
         text=given.text,
         supersedes=tuple(dict.fromkeys(given.supersedes)),
     )
 
 
-def _thread_from(episode_id: UUID, index: int, given: pb.NewThread) -> OpenThread:
+def _thread_from(prefix: str, index: int, given: pb.NewThread) -> OpenThread:
     return OpenThread(
-        thread_id=given.thread_id or f"{episode_id}/t{index}",
+        thread_id=given.thread_id or f"{prefix}/t{index}",
         text=given.text,
         priority=given.priority,
         tags=tuple(dict.fromkeys(given.tags)),
