@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, LiteralString
 
@@ -61,9 +62,10 @@ def arguments(namespace: Namespace, appends: Sequence[Append]) -> list[object]:
         for number, (_, _, new, _) in enumerate(episodes, 1)
         for ordinal, thread in enumerate(new.open_threads, 1)
     ]
+    twice = _coming_twice(appends)
     return [
         namespace.key,
-        *_arrays(list(map(_append_row, appends)), APPEND_COLUMNS),
+        *_arrays([_append_row(append, twice) for append in appends], APPEND_COLUMNS),
         *_arrays(_condition_rows(namespace, appends), CONDITION_COLUMNS),
         *_arrays([_episode_row(*episode) for episode in episodes], EPISODE_COLUMNS),
         *_arrays(decisions, DECISION_COLUMNS),
@@ -75,19 +77,36 @@ def _arrays(of_rows: Sequence[tuple[object, ...]], columns: int) -> list[str]:
     return list(map(rows.array_literal, zip(*of_rows, strict=True))) if of_rows else ["{}"] * columns
 
 
-def _append_row(append: Append) -> tuple[object, ...]:
+def _append_row(append: Append, twice: set[tuple[str, object]]) -> tuple[object, ...]:
     expected = append.expectation
-    return append.session_id, append.agent_id, int(expected.state), expected.revision, _is_plain(append)
+    plain = _asks_nothing(append) and twice.isdisjoint(_ids(append))
+    return append.session_id, append.agent_id, int(expected.state), expected.revision, plain
 
 
-def _is_plain(append: Append) -> bool:
-    """Whether the append asks nothing of what the log holds already."""
+def _asks_nothing(append: Append) -> bool:
+    """Whether it does not matter to the append what the log holds already."""
     if append.conditions or append.expectation.state is not StreamState.ANY:
         return False
     return not any(
         new.resolves or new.drops or new.supersedes_threads or any(decision.supersedes for decision in new.decisions)
         for new in append.episodes
     )
+
+
+def _coming_twice(appends: Sequence[Append]) -> set[tuple[str, object]]:
+    ids = [name for append in appends for name in _ids(append)]
+    unique = set(ids)
+    return {name for name, times in Counter(ids).items() if times > 1} if len(unique) < len(ids) else set()
+
+
+def _ids(append: Append) -> Iterator[tuple[str, object]]:
+    """What an append brings, each under the name of its kind."""
+    for new in append.episodes:
+        yield "episode", new.episode_id
+        for decision in new.decisions:
+            yield "decision", decision.decision_id
+        for thread in new.open_threads:
+            yield "thread", thread.thread_id
 
 
 def _condition_rows(namespace: Namespace, appends: Sequence[Append]) -> list[tuple[object, ...]]:
@@ -154,8 +173,10 @@ def _outcome(append: Append, found: Sequence[Row]) -> AppendOutcome | HivememErr
     _, reason, details, *_ = found[0]
     if reason not in ("OK", "DUPLICATE"):
         return _refusal(append, reason, details or {})
-    stored = tuple(Stored(position=row[3], revision=row[4], commit_time=row[5]) for row in found)
-    return AppendOutcome(stored=stored, deduplicated=reason == "DUPLICATE")
+    stored = [Stored(position=row[3], revision=row[4], commit_time=row[5]) for row in found]
+    if reason == "OK":
+        stored.sort(key=lambda one: one.position)
+    return AppendOutcome(stored=tuple(stored), deduplicated=reason == "DUPLICATE")
 
 
 def _refusal(append: Append, outcome: str, details: dict[str, Any]) -> HivememError:

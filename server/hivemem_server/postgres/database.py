@@ -114,7 +114,8 @@ def _ended_after(seconds: float, connection: psycopg.AsyncConnection) -> Iterato
 
 
 def _log_notice(notice: psycopg.errors.Diagnostic) -> None:
-    if notice.severity_nonlocalized == "WARNING":
+    farewell = (notice.sqlstate or "").startswith("57P")  # to each connection, and told of in one line below
+    if notice.severity_nonlocalized == "WARNING" and not farewell:
         _log.warning(notice.message_primary)
 
 

@@ -49,7 +49,7 @@ _CURES = (
     ("pg_control", "The directory is damaged: restore a backup, or choose another with --data-dir."),
     ("checkpoint record", "The directory is damaged: restore a backup, or choose another with --data-dir."),
 )
-_SERIOUS = re.compile(r"(?:PANIC|FATAL|ERROR|error):\s+(?!the database system is )(.+)")
+_SERIOUS = re.compile(r"(?:PANIC|FATAL|ERROR|error):\s+(?!\s|the database system is )(.+)")
 _DETAIL_LINES = 20
 
 

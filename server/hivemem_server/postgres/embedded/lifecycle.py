@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -35,7 +36,7 @@ _SILENCE_SECONDS = 2.0  # how long a live process may answer nothing before it i
 _ORPHANS_SECONDS = 90.0  # a postmaster that lost its pid file ends itself within a minute
 _WATCH_SECONDS = 0.25
 _STEADY_SECONDS = 60.0
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 5.0
 
 _STILL_IN_USE = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
 
@@ -73,6 +74,7 @@ class EmbeddedPostgres:
         self._started = 0.0
         self._adopted = False
         self._version = ""
+        self._told: set[str] = set()  # what the log was told since PostgreSQL died
         self._data: DataDirectory
         self._account: Account
         self._binaries: Binaries
@@ -228,14 +230,25 @@ class EmbeddedPostgres:
 
     async def _revive(self) -> None:
         self._progress("PostgreSQL has died; starting it again")
-        logger.warning("postgres_died", data_dir=str(self._data.root), log=str(self._data.log.path))
+        if self._is_news("it died"):
+            logger.warning("postgres_died", data_dir=str(self._data.root), log=str(self._data.log.path))
         try:
             await self._find_or_start()
         except (EmbeddedPostgresError, OSError) as error:
-            logger.error("postgres_restart_failed", error=str(error), detail=getattr(error, "detail", ""))
+            if self._is_news(str(error)):
+                detail = getattr(error, "detail", "")
+                logger.error("postgres_restart_failed", error=str(error), detail=detail, trying_again=True)
         else:
+            self._told.clear()
             self._progress("PostgreSQL is back")
             logger.info("postgres_restarted", pid=self.pid)
+
+    def _is_news(self, what: str) -> bool:
+        """Whether the log has not been told since PostgreSQL died, of this process or of another."""
+        what = re.sub(r"\d+", "", what)
+        known = what in self._told
+        self._told.add(what)
+        return not known
 
     async def _stop(self) -> None:
         if self._postmaster is not None:

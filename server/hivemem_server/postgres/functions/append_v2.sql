@@ -1,16 +1,18 @@
 -- append_v2: stores the episodes of one or more appends to the log of one namespace, in one transaction.
 --
--- It promises and returns what append_v1 does, and takes the same, in less time: appends that meet nothing are stored
--- together, by one statement a table, and all others one by one, in their place, by append_v1. An append meets something
--- if it asks (an expectation, a condition, a thread that it ends, a decision that it supersedes: not `a_plain`), if its
--- session is unknown or closed, if its agent has never written, or if an id of its is known or comes twice in this call.
+-- It promises and returns what append_v1 does, in less time: appends that meet nothing are stored together, by one
+-- statement, and all others one by one, in their place, by append_v1. An append meets nothing if it is `a_plain`, its
+-- session is open, its agent has written before, and none of its ids is known. What is met is looked up for all appends
+-- after the lock is taken and before anything is written. It stays true while they are stored in their order: sessions
+-- do not close meanwhile, and no id of a plain append comes twice.
 --
--- What is met is looked up for all appends after the lock is taken and before anything is written. It stays true while
--- the appends are stored in their order: sessions do not close meanwhile, and an id that an append brings meets no other.
---
--- Arguments beside those of append_v1: `a_plain`; decisions and threads as arrays with one element each, in order.
--- `d_episode` and `t_episode` are the index of the episode from 1, the ordinals the place in it. `t_tags` are array
+-- Arguments beside those of append_v1: `a_plain`: the append asks nothing of the log (no expectation but `any`, no
+-- condition, no thread that it ends, no decision that it supersedes), and no id of its episodes, decisions and threads
+-- comes a second time in this call; decisions and threads as arrays with one element each, in order, where `d_episode`
+-- and `t_episode` are the index of the episode from 1, the ordinals are the place in it, and `t_tags` are array
 -- literals.
+--
+-- The rows of an append may come in any order; their positions tell it.
 CREATE FUNCTION append_v2(
     p_namespace int,
     a_session text[], a_agent text[], a_expectation smallint[], a_revision bigint[], a_plain boolean[],
@@ -36,7 +38,6 @@ DECLARE
     v_last int := 0;
     v_head bigint;       -- last position drawn
     v_now timestamptz;   -- never before the time of an earlier record
-    v_revision bigint[]; -- one an episode that is stored together
 BEGIN
     SELECT n.text_language::regconfig, n.floor INTO v_language, v_floor
     FROM namespaces n WHERE n.namespace_id = p_namespace AND n.name IS NOT NULL FOR NO KEY UPDATE;
@@ -57,25 +58,15 @@ BEGIN
     v_alone := ARRAY(
         SELECT a.i::int FROM unnest(a_plain, v_session, v_agent) WITH ORDINALITY AS a (plain, session, agent, i)
         WHERE NOT a.plain OR a.session IS NULL OR a.agent IS NULL
-        UNION
+        UNION ALL
         SELECT e.append FROM unnest(e_append, e_id) AS e (append, id)
         WHERE (SELECT true FROM log l WHERE l.namespace_id = p_namespace AND l.record_id = e.id)
-        UNION
+        UNION ALL
         SELECT e_append[d.episode] FROM unnest(d_episode, d_id) AS d (episode, id)
         WHERE (SELECT true FROM decisions k WHERE k.namespace_id = p_namespace AND k.decision_id = d.id)
-        UNION
+        UNION ALL
         SELECT e_append[t.episode] FROM unnest(t_episode, t_id) AS t (episode, id)
-        WHERE (SELECT true FROM threads k WHERE k.namespace_id = p_namespace AND k.thread_id = t.id)
-        UNION
-        SELECT unnest(array_agg(e.append)) FROM unnest(e_append, e_id) AS e (append, id)
-        GROUP BY e.id HAVING count(*) > 1
-        UNION
-        SELECT unnest(array_agg(e_append[d.episode])) FROM unnest(d_episode, d_id) AS d (episode, id)
-        GROUP BY d.id HAVING count(*) > 1
-        UNION
-        SELECT unnest(array_agg(e_append[t.episode])) FROM unnest(t_episode, t_id) AS t (episode, id)
-        GROUP BY t.id HAVING count(*) > 1
-        ORDER BY 1);
+        WHERE (SELECT true FROM threads k WHERE k.namespace_id = p_namespace AND k.thread_id = t.id));
 
     WHILE v_from <= v_most LOOP
         v_through := coalesce((SELECT min(i) FROM unnest(v_alone) i WHERE i >= v_from) - 1, v_most);
@@ -105,44 +96,41 @@ BEGIN
                 v_now - clock_timestamp();
         END IF;
 
-        v_revision := ARRAY(
-            SELECT coalesce((SELECT l.revision FROM log l
-                             WHERE l.namespace_id = p_namespace AND l.session_key = v_session[e.append]
-                               AND l.agent_key = v_agent[e.append] AND l.record_kind = 1
-                             ORDER BY l.revision DESC LIMIT 1), 0)
-                   + row_number() OVER (PARTITION BY v_session[e.append], v_agent[e.append] ORDER BY e.i)
-            FROM unnest(e_append[v_first:v_last]) WITH ORDINALITY AS e (append, i) ORDER BY e.i);
-
-        INSERT INTO log (namespace_id, position, record_kind, record_id, time, session_key, agent_key, revision, turn,
-                         kind, summary, tags, attributes, event_time, decisions, open_threads, to_agents, digest,
-                         search)
-        SELECT p_namespace, v_head + e.i, 1, e.id, v_now, v_session[e.append], v_agent[e.append], e.revision, e.turn,
-               e.kind, e.summary, e.tags::text[], e.attributes, e.event_time, e.decisions, e.threads,
-               e.to_agents::text[], e.digest, to_tsvector(v_language, e.search)
-        FROM unnest(e_append[v_first:v_last], e_id[v_first:v_last], e_digest[v_first:v_last], v_revision,
-                    e_turn[v_first:v_last], e_kind[v_first:v_last], e_summary[v_first:v_last],
-                    e_search[v_first:v_last], e_tags[v_first:v_last], e_attributes[v_first:v_last],
-                    e_event_time[v_first:v_last], e_decisions[v_first:v_last], e_threads[v_first:v_last],
-                    e_to_agents[v_first:v_last]) WITH ORDINALITY
-             AS e (append, id, digest, revision, turn, kind, summary, search, tags, attributes, event_time, decisions,
-                   threads, to_agents, i);
-
-        INSERT INTO decisions (namespace_id, decision_id, session_key, position, ordinal)
-        SELECT p_namespace, d.id, v_session[e_append[d.episode]], v_head + d.episode - v_first + 1, d.ordinal
-        FROM unnest(d_episode, d_ordinal, d_id) AS d (episode, ordinal, id)
-        WHERE d.episode BETWEEN v_first AND v_last;
-
-        INSERT INTO threads (namespace_id, thread_id, session_key, agent_key, position, ordinal, state, priority, tags,
-                             plan_id, step)
-        SELECT p_namespace, t.id, v_session[e_append[t.episode]], v_agent[e_append[t.episode]],
-               v_head + t.episode - v_first + 1, t.ordinal, 1, t.priority, t.tags::text[], t.plan_id, t.step
-        FROM unnest(t_episode, t_ordinal, t_id, t_priority, t_tags, t_plan_id, t_step)
-             AS t (episode, ordinal, id, priority, tags, plan_id, step)
-        WHERE t.episode BETWEEN v_first AND v_last;
-
         RETURN QUERY
-        SELECT e.append, 'OK', NULL::jsonb, v_head + e.i, e.revision, v_now
-        FROM unnest(e_append[v_first:v_last], v_revision) WITH ORDINALITY AS e (append, revision, i);
+        WITH decided AS (
+            INSERT INTO decisions (namespace_id, decision_id, session_key, position, ordinal)
+            SELECT p_namespace, d.id, v_session[e_append[d.episode]], v_head + d.episode - v_first + 1, d.ordinal
+            FROM unnest(d_episode, d_ordinal, d_id) AS d (episode, ordinal, id)
+            WHERE d.episode BETWEEN v_first AND v_last
+        ), opened AS (
+            INSERT INTO threads (namespace_id, thread_id, session_key, agent_key, position, ordinal, state, priority,
+                                 tags, plan_id, step)
+            SELECT p_namespace, t.id, v_session[e_append[t.episode]], v_agent[e_append[t.episode]],
+                   v_head + t.episode - v_first + 1, t.ordinal, 1, t.priority, t.tags::text[], t.plan_id, t.step
+            FROM unnest(t_episode, t_ordinal, t_id, t_priority, t_tags, t_plan_id, t_step)
+                 AS t (episode, ordinal, id, priority, tags, plan_id, step)
+            WHERE t.episode BETWEEN v_first AND v_last
+        )
+        INSERT INTO log AS l (namespace_id, position, record_kind, record_id, time, session_key, agent_key, revision,
+                              turn, kind, summary, tags, attributes, event_time, decisions, open_threads, to_agents,
+                              digest, search)
+        SELECT p_namespace, v_head + e.i, 1, e.id, v_now, v_session[e.append], v_agent[e.append],
+               row_number() OVER (PARTITION BY v_session[e.append], v_agent[e.append] ORDER BY e.i)
+               + coalesce((SELECT l.revision FROM log l
+                           WHERE l.namespace_id = p_namespace AND l.session_key = v_session[e.append]
+                             AND l.agent_key = v_agent[e.append] AND l.record_kind = 1
+                           ORDER BY l.revision DESC LIMIT 1), 0),
+               e.turn, e.kind, e.summary, e.tags::text[], e.attributes, e.event_time, e.decisions, e.threads,
+               e.to_agents::text[], e.digest, to_tsvector(v_language, e.search)
+        FROM unnest(e_append[v_first:v_last], e_id[v_first:v_last], e_digest[v_first:v_last], e_turn[v_first:v_last],
+                    e_kind[v_first:v_last], e_summary[v_first:v_last], e_search[v_first:v_last],
+                    e_tags[v_first:v_last], e_attributes[v_first:v_last], e_event_time[v_first:v_last],
+                    e_decisions[v_first:v_last], e_threads[v_first:v_last], e_to_agents[v_first:v_last])
+             WITH ORDINALITY
+             AS e (append, id, digest, turn, kind, summary, search, tags, attributes, event_time, decisions, threads,
+                   to_agents, i)
+        RETURNING e_append[v_first + (l.position - v_head)::int - 1], 'OK', NULL::jsonb, l.position, l.revision,
+                  l.time;
         v_from := v_through + 1;
     END LOOP;
 END
