@@ -19,6 +19,7 @@ from hivemem_server.embedding.indexer import Indexer
 from hivemem_server.embedding.local import LocalEmbedder
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.heads import Heads
+from hivemem_server.log.tail import Tails
 from hivemem_server.postgres import schema
 from hivemem_server.postgres.database import Database, DatabaseAddressError, described
 from hivemem_server.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -31,6 +32,7 @@ from hivemem_server.postgres.sessions import PostgresSessions
 from hivemem_server.postgres.statistics import keep_fresh
 from hivemem_server.postgres.stats import PostgresStats
 from hivemem_server.postgres.threads import PostgresThreads
+from hivemem_server.rpc import batches
 from hivemem_server.rpc.admin import AdminServicer, ServerFacts
 from hivemem_server.rpc.episodes import EpisodeServicer
 from hivemem_server.rpc.namespaces import NamespaceServicer
@@ -96,6 +98,7 @@ async def _started(settings: Settings, progress: Progress, stack: contextlib.Asy
     stack.push_async_callback(tasks.end)
     embedder = await server.open_embedder(models, tasks)
     tasks.start("heads", server.heads.run)
+    stack.push_async_callback(server.tails.close)
     tasks.start("statistics", lambda: keep_fresh(database))
     port = await server.rpc.start()
     stack.push_async_callback(server.drain)
@@ -124,6 +127,7 @@ class _Server:
             PostgresIndex(database, self._search_store), self._search_store, self._slot, self._replica
         )
         self.heads = Heads(self._log_store, settings.poll_seconds)
+        self.tails = Tails(self._log_store, self.heads, batches.encoded)
         self._appender = Appender(self._log_store, self._committed)
         facts = ServerFacts(
             replica=self._replica, start_time=dt.datetime.now(dt.UTC), embedded_database=embedded, slot=self._slot
@@ -138,10 +142,10 @@ class _Server:
                 "SessionService": SessionServicer(
                     namespaces, PostgresSessions(database), PostgresResume(database), log
                 ),
-                "EpisodeService": EpisodeServicer(namespaces, log, self._appender, self.heads),
+                "EpisodeService": EpisodeServicer(namespaces, log, self._appender, self.tails),
                 "SearchService": SearchServicer(namespaces, search, self._slot),
                 "ThreadService": ThreadServicer(namespaces, PostgresThreads(database)),
-                "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.heads),
+                "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.tails),
             },
         )
 
@@ -203,7 +207,7 @@ class _Server:
     async def drain(self) -> None:
         """Ends in good order: streams are sent away, what was accepted is committed, then the port closes."""
         await self.rpc.say_not_serving()
-        self.heads.drain()
+        self.tails.drain()
         await self._appender.drain(DRAIN_APPENDS_SECONDS)
         await self.rpc.stop(self._settings.drain_seconds)
 

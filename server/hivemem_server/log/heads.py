@@ -99,11 +99,8 @@ class Heads:
     def _polled(self, key: int, position: int) -> None:
         """Takes the database's word, also for a head that is lower than it was: the log's tail may have been cut."""
         head = self._heads.get(key)
-        if head is None:
-            return
-        grown = position > head.position
-        head.position = position
-        if grown:
+        if head is not None and position != head.position:
+            head.position = position
             head.wake()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import functools
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
-WINDOWS_AT_ONCE = 4  # of all followers, so that however many they are, appends find a connection
 
 # The log's ends in one snapshot: the newest record, or the stored floor of an empty log.
 BOUNDS: LiteralString = """
@@ -66,7 +64,6 @@ class PostgresLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._windows = asyncio.Semaphore(WINDOWS_AT_ONCE)
 
     async def append(self, namespace: Namespace, appends: Sequence[Append]) -> list[AppendOutcome | HivememError]:
         """See LogStore."""
@@ -100,8 +97,7 @@ class PostgresLog:
     async def window(self, namespace: Namespace, wanted: Filter, after: int, span: int, limit: int) -> Window:
         """See LogStore."""
         params = record_params(namespace.key, wanted)
-        async with self._windows:
-            found = await self._database.query(_window(shape(wanted)), **params, after=after, span=span, limit=limit)
+        found = await self._database.query(_window(shape(wanted)), **params, after=after, span=span, limit=limit)
         if not found:
             raise _gone(namespace)
         floor, head, begin_id, end, end_id, *_ = found[0]

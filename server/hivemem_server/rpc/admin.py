@@ -12,7 +12,7 @@ from hivemem_server import __version__
 from hivemem_server.domain.embedder import EmbedderSlot
 from hivemem_server.domain.ports import DatabaseStats, NamespaceStats, NamespaceStore, StatsStore
 from hivemem_server.log.appender import Appender
-from hivemem_server.log.heads import Heads
+from hivemem_server.log.tail import Tails
 from hivemem_server.rpc import convert, namespaces
 from hivemem_server.rpc.namespaces import namespace_name
 
@@ -31,13 +31,13 @@ class AdminServicer:
     """Serves AdminService."""
 
     def __init__(
-        self, namespaces: NamespaceStore, stats: StatsStore, facts: ServerFacts, appender: Appender, heads: Heads
+        self, namespaces: NamespaceStore, stats: StatsStore, facts: ServerFacts, appender: Appender, tails: Tails
     ) -> None:
         self._namespaces = namespaces
         self._stats = stats
         self._facts = facts
         self._appender = appender
-        self._heads = heads
+        self._tails = tails
 
     async def get_stats(self, request: pb.GetStatsRequest) -> pb.GetStatsResponse:
         """Returns numbers about a namespace and the server."""
@@ -76,6 +76,6 @@ class AdminServicer:
             database_version=database.version,
             embedded_database=self._facts.embedded_database,
             database_bytes=database.size,
-            subscription_count=self._heads.follower_count,
+            subscription_count=self._tails.follower_count,
             pending_append_count=self._appender.pending,
         )

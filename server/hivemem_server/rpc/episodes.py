@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,22 +17,14 @@ from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogBounds, LogStore, NamespaceStore
 from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.validation import Violations, check_append, check_filter, page_size
-from hivemem_server.domain.values import (
-    AppendOutcome,
-    Expectation,
-    LogRecord,
-    Namespace,
-    NewEpisode,
-    Point,
-    Stored,
-    StreamState,
-)
+from hivemem_server.domain.values import AppendOutcome, Expectation, Namespace, NewEpisode, Point, Stored, StreamState
 from hivemem_server.log import subscription as events
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.cursors import NIL, decode_cursor, encode_cursor, expired, verified
-from hivemem_server.log.heads import Heads
+from hivemem_server.log.tail import Tails
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.append_stream import Submit, Submitted, append_stream
+from hivemem_server.rpc.batches import messages
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token, section
 from hivemem_server.rpc.registry import Outgoing
@@ -45,11 +37,11 @@ GOING_AWAY_SECONDS = 0.5
 class EpisodeServicer:
     """Serves EpisodeService."""
 
-    def __init__(self, namespaces: NamespaceStore, log: LogStore, appender: Appender, heads: Heads) -> None:
+    def __init__(self, namespaces: NamespaceStore, log: LogStore, appender: Appender, tails: Tails) -> None:
         self._namespaces = namespaces
         self._log = log
         self._appender = appender
-        self._heads = heads
+        self._tails = tails
 
     async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
         """Appends episodes to one stream."""
@@ -135,7 +127,7 @@ class EpisodeServicer:
         yield Outgoing(_started(namespace, start, bounds, terms), terms.stall_seconds)
         following = events.follow(
             self._log,
-            self._heads,
+            self._tails,
             namespace,
             wanted,
             start,
@@ -298,12 +290,12 @@ def _started(namespace: Namespace, start: Point, bounds: LogBounds, terms: _Term
     )
 
 
-def _event_messages(namespace: Namespace, event: events.Event) -> list[pb.SubscribeEpisodesResponse]:
+def _event_messages(namespace: Namespace, event: events.Event) -> Sequence[pb.SubscribeEpisodesResponse | bytes]:
     response = pb.SubscribeEpisodesResponse
+    if isinstance(event, events.Batch):
+        return messages(namespace, event)
     cursor, position = encode_cursor(namespace, event.point), event.point.position
     match event:
-        case events.Batch():
-            return _batches(namespace, event)
         case events.CaughtUp():
             return [response(caught_up=response.CaughtUp(cursor=cursor, position=position))]
         case events.FellBehind(head=head):
@@ -315,22 +307,3 @@ def _event_messages(namespace: Namespace, event: events.Event) -> list[pb.Subscr
             retry = convert.duration(GOING_AWAY_SECONDS)
             away = response.GoingAway(cursor=cursor, position=position, retry_delay=retry)
             return [response(going_away=away)]
-
-
-def _batches(namespace: Namespace, event: events.Batch) -> list[pb.SubscribeEpisodesResponse]:
-    """The records in messages of bounded size, each with the cursor after its last record."""
-    left = [convert.record(record) for record in event.records]
-    made: list[pb.SubscribeEpisodesResponse] = []
-    while left:
-        records = fitting(left)
-        left = left[len(records) :]
-        point = event.point if not left else _point_after(event.records[len(event.records) - len(left) - 1])
-        batch = pb.SubscribeEpisodesResponse.Batch(
-            records=records, cursor=encode_cursor(namespace, point), position=point.position
-        )
-        made.append(pb.SubscribeEpisodesResponse(batch=batch))
-    return made
-
-
-def _point_after(record: LogRecord) -> Point:
-    return Point(position=record.position, record_id=record.record_id)

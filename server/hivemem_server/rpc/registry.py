@@ -31,11 +31,11 @@ class Malformed:
 
 
 class Outgoing:
-    """A response of a stream, and how long its write may wait for the reader."""
+    """A response of a stream, encoded or not yet, and how long its write may wait for the reader."""
 
     __slots__ = ("message", "stall_seconds")
 
-    def __init__(self, message: Message, stall_seconds: float) -> None:
+    def __init__(self, message: Message | bytes, stall_seconds: float) -> None:
         self.message = message
         self.stall_seconds = stall_seconds
 
@@ -85,8 +85,8 @@ def _lenient(message_class: type[Message]) -> Callable[[bytes], Message | Malfor
     return parse
 
 
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialized(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def check_parsed(request: object) -> None:
