@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hivemem_server.domain.errors import DatabaseUnavailable
+from hivemem_server.domain.errors import Unavailable
 from hivemem_server.domain.ports import LogStore
 from hivemem_server.domain.values import Namespace
 
@@ -91,7 +91,7 @@ class Heads:
             if not self._heads:
                 self._followed.clear()
                 await self._followed.wait()
-            with contextlib.suppress(DatabaseUnavailable):  # the pool has logged it; the next round asks again
+            with contextlib.suppress(Unavailable):  # the pool has logged it; the next round asks again
                 for key, position in (await self._store.heads(list(self._heads))).items():
                     self._polled(key, position)
             await asyncio.sleep(self._poll_seconds)
