@@ -143,9 +143,14 @@ def _large(summary: str, size: int) -> Append:
 async def test_a_caller_that_goes_away_does_not_take_the_commit_with_it() -> None:
     store, appender, _ = made()
     gone, stays = await submitted(appender, "1", "2")
+    await store.entered.wait()
+    behind, behind_and_gone = await submitted(appender, "3", "4")
     gone.cancel()
+    behind_and_gone.cancel()
+    await asyncio.sleep(0)  # whatever the cancellation sets off
     store.gate.set()
-    assert (await stays).stored[0].position == 2
+    assert [(await each).stored[0].position for each in (stays, behind)] == [2, 3]
+    assert store.batches == [["1", "2"], ["3", "4"]]
 
 
 async def test_draining_waits_for_what_was_accepted_and_takes_nothing_new() -> None:
