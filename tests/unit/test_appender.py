@@ -140,6 +140,28 @@ def _large(summary: str, size: int) -> Append:
     return replace(append(summary), episodes=append(summary).episodes * size)
 
 
+async def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMMIT_BYTES", 100)
+    store, appender, _ = made()
+    store.gate.set()
+    sizes = {"a": 60, "b": 40, "c": 1, "d": 200, "e": 1}
+    await asyncio.gather(
+        *(appender.submit(NAMESPACE, replace(append(name), size=size)) for name, size in sizes.items())
+    )
+    assert store.batches == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+async def test_more_bytes_than_may_wait_are_turned_away_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES", 100)
+    store, appender, _ = made()
+    waiting = appender.submit(NAMESPACE, replace(append("1"), size=90))
+    with pytest.raises(Overloaded):
+        appender.submit(NAMESPACE, replace(append("2"), size=11))
+    store.gate.set()
+    await waiting
+    await appender.append(NAMESPACE, replace(append("3"), size=100))
+
+
 async def test_a_caller_that_goes_away_does_not_take_the_commit_with_it() -> None:
     store, appender, _ = made()
     gone, stays = await submitted(appender, "1", "2")
