@@ -90,13 +90,13 @@ def conninfo(url: str) -> str:
     return make_conninfo(url, **{key: value for key, value in _NETWORK.items() if key not in given})
 
 
-def described(url: str) -> str:
+def described(url: str, name: str = "database URL") -> str:
     """Where a database is, without its password. Raises DatabaseAddressError for what is no connection string."""
     try:
         parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise DatabaseAddressError(
-            "the database URL cannot be read: write it as postgresql://user:password@host:5432/name"
+            f"the {name} cannot be read: write it as postgresql://user:password@host:5432/name"
         ) from error
     hosts, ports = str(parts.get("host", "localhost")).split(","), str(parts.get("port", 5432)).split(",")
     where = " or ".join(f"{host}:{port}" for host, port in zip(hosts, itertools.cycle(ports), strict=False))
@@ -127,8 +127,9 @@ class Database:
         )
         self._fresh: weakref.WeakSet[psycopg.AsyncConnection] = weakref.WeakSet()
         self._used: set[psycopg.AsyncConnection] = set()
+        self.generation = 0  # another one when connections made before, also elsewhere, should not be used any more
         # Connections made before something went wrong may lead to a server that is not the right one any more.
-        self._health = Health(conninfo(url), lock_seconds=LOCK_SECONDS, recovered=self._fresh.clear)
+        self._health = Health(conninfo(url), lock_seconds=LOCK_SECONDS, recovered=self._recovered)
 
     async def __aenter__(self) -> Self:
         await self._pool.open()
@@ -201,6 +202,10 @@ class Database:
         connection.add_notice_handler(_log_notice)
         await connection.execute(_SETUP, {"statement": f"{STATEMENT_SECONDS}s", "lock": f"{LOCK_SECONDS}s"})
         self._fresh.add(connection)
+
+    def _recovered(self) -> None:
+        self._fresh.clear()
+        self.generation += 1
 
     @contextlib.contextmanager
     def _watched(self, connection: psycopg.AsyncConnection, seconds: float) -> Iterator[None]:
