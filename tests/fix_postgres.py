@@ -58,6 +58,12 @@ async def database_url(postgres: str, template: str) -> AsyncIterator[str]:
         yield url
 
 
+async def superuser(connection: psycopg.AsyncConnection) -> bool:
+    """Whether the tests may change the server's settings."""
+    row = await (await connection.execute("SELECT current_setting('is_superuser')")).fetchone()
+    return row == ("on",)
+
+
 async def _database(postgres: str, template: str) -> AsyncIterator[str]:
     name = f"hivemem_test_{uuid.uuid4().hex[:12]}"
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG")

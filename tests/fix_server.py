@@ -71,7 +71,18 @@ class ServerProcess:
     process: asyncio.subprocess.Process
     address: str
     said: list[str]
+    heard: asyncio.Event
     reading: asyncio.Task[None]
+
+    async def says(self, pattern: str, *, after: int = 0, within: float = 60.0) -> re.Match[str]:
+        """Waits for a line with the pattern, among those after the first `after`; returns the first match."""
+        async with asyncio.timeout(within):
+            while True:
+                self.heard.clear()
+                for line in self.said[after:]:
+                    if found := re.search(pattern, line):
+                        return found
+                await self.heard.wait()
 
     def kill(self) -> None:
         """As kill -9."""
@@ -126,17 +137,36 @@ async def _started(arguments: tuple[str, ...], environment: dict[str, str]) -> S
         env=os.environ | environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     said: list[str] = []
+    heard = asyncio.Event()
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    reading = asyncio.create_task(_read(process, said, listening))
+    reading = asyncio.create_task(_read(process, said, heard, listening))
     async with asyncio.timeout(START_SECONDS):
         where = await listening
-    return ServerProcess(process, where, said, reading)
+    return ServerProcess(process, where, said, heard, reading)
 
 
-async def _read(process: asyncio.subprocess.Process, said: list[str], listening: asyncio.Future[str]) -> None:
+async def refused_start(*arguments: str, **environment: str) -> str:
+    """What `hivemem serve` says when it does not start: one line, exit code 1."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "hivemem.cli", "serve", *arguments,
+        env=os.environ | environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(START_SECONDS):
+        out, err = await process.communicate()
+    assert process.returncode == 1
+    assert out == b""
+    lines = err.decode().strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+async def _read(
+    process: asyncio.subprocess.Process, said: list[str], heard: asyncio.Event, listening: asyncio.Future[str]
+) -> None:
     assert process.stderr is not None
     async for line in process.stderr:
         said.append(line.decode(errors="replace").rstrip())
+        heard.set()
         if (found := LISTENS.search(said[-1])) and not listening.done():
             listening.set_result(found[1])
     if not listening.done():

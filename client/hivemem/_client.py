@@ -69,19 +69,34 @@ class Searching(Narrowing, total=False):
     timeout: float
 
 
-class Subscribing(Narrowing, total=False):
-    """The choices of a subscription."""
+class Reading(Narrowing, total=False):
+    """The choices of whoever reads the log from a point on."""
 
     # Where to start: after a cursor, a position or a time; the beginning if not given.
     after: bytes | int | datetime | Start | None
-    # Kinds of log records for `Subscription.records`: episodes only if not given.
+    # Kinds of log records for `records`: episodes only if not given.
     record_kinds: Sequence[_models.RecordKind | str]
-    # Longest silence of the server in seconds, 1 to 60: 10 if not given. A stream is dead after three.
-    heartbeat: float
     # Records that the client holds at most: 500 if not given, at most 1,000.
     max_batch_size: int
 
 
+class Subscribing(Reading, total=False):
+    """The choices of a subscription."""
+
+    # Longest silence of the server in seconds, 1 to 60: 10 if not given. A stream is dead after three.
+    heartbeat: float
+    # Name of a cursor to start after, if there is one, and to commit for each batch that is finished with.
+    durable: str
+
+
+class Waiting(Reading, total=False):
+    """The choices of a wait."""
+
+    # Longest wait in seconds, at most 60: 30 if not given. 0 only looks.
+    timeout: float
+
+
+_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30.0, 60.0
 _SHORT_FORMS = {
     "sessions": "session_ids",
     "agents": "agent_ids",
@@ -267,7 +282,11 @@ class Client:
             yield _convert.episode(message)
 
     def subscribe(self, **choices: Unpack[Subscribing]) -> Subscription:
-        """Follows the log: what is there after the start, then what comes. See `Subscription`."""
+        """Follows the log: what is there after the start, then what comes. See `Subscription`.
+
+        With `durable`, a name, it goes on where the last subscription of that name stopped; `after` is for the first
+        one only. Give each reader a name of its own: of two that share one, the slower ends with CursorConflict.
+        """
         after = choices.get("after")
         request = episode_messages.SubscribeEpisodesRequest(
             namespace=self.namespace,
@@ -277,9 +296,45 @@ class Client:
             heartbeat_interval=_convert.duration_message(choices.get("heartbeat")),
             max_batch_size=choices.get("max_batch_size", 0),
         )
-        subscription = Subscription(self._connection, request)
+        subscription = Subscription(self._connection, request, durable=choices.get("durable"))
         self._subscriptions.add(subscription)
         return subscription
+
+    async def wait(self, **choices: Unpack[Waiting]) -> _models.Batch:
+        """The next episodes after a point, as soon as there are any; none when the timeout is over.
+
+        For those who cannot hold a subscription open: call it again with `after=batch.cursor`, and nothing is missed
+        or repeated.
+        """
+        after, timeout = choices.get("after"), choices.get("timeout", _WAIT_SECONDS)
+        request = episode_messages.WaitEpisodesRequest(
+            namespace=self.namespace,
+            start=_convert.start_message(Start.BEGINNING if after is None else after),
+            filter=_filter_message(Waiting, choices),
+            record_kinds=_convert.record_kind_numbers(choices.get("record_kinds", ())),
+            timeout=_convert.duration_message(timeout),
+            max_batch_size=choices.get("max_batch_size", 0),
+        )
+        longest = min(max(timeout, 0.0), _LONGEST_WAIT_SECONDS) + self._connection.timeout
+        return _convert.batch(await self._connection.call(lambda to: to.episodes.WaitEpisodes, request, longest))
+
+    async def commit_cursor(self, name: str, cursor: bytes, *, expected: bytes | None = None) -> int:
+        """Stores a cursor under a name, for whoever goes on from it; returns its position.
+
+        It only moves forwards, else CursorConflict; also if `expected`, the cursor that is thought to be stored, is
+        another (b"" for none). What is stored already may be stored again, so that sending twice does no harm. One
+        that a cut or restored log made useless is replaced by any good one.
+        """
+        request = episode_messages.CommitCursorRequest(
+            namespace=self.namespace, name=name, cursor=cursor, expected_cursor=expected
+        )
+        return (await self._connection.call(lambda to: to.episodes.CommitCursor, request)).position
+
+    async def cursor(self, name: str) -> _models.NamedCursor:
+        """The cursor that is stored under a name; CursorNotFound if there is none."""
+        request = episode_messages.GetCursorRequest(namespace=self.namespace, name=name)
+        response = await self._connection.call(lambda to: to.episodes.GetCursor, request)
+        return _convert.named_cursor(name, response)
 
     # ---- search --------------------------------------------------------------------------------------------
 

@@ -441,6 +441,23 @@ def log_record(message: types_pb2.LogRecord) -> _models.LogRecord | None:
     )
 
 
+def batch(response: episode_service_pb2.WaitEpisodesResponse) -> _models.Batch:
+    """What came of a wait."""
+    return _models.Batch(
+        records=tuple(record for record in map(log_record, response.records) if record is not None),
+        cursor=response.cursor,
+        position=response.position,
+        head_position=response.head_position,
+    )
+
+
+def named_cursor(name: str, response: episode_service_pb2.GetCursorResponse) -> _models.NamedCursor:
+    """The cursor that is stored under a name."""
+    return _models.NamedCursor(
+        name=name, cursor=response.cursor, position=response.position, commit_time=time(response.commit_time)
+    )
+
+
 # ---- threads, sessions, agents -----------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@
     │   ├── RevisionConflict ········ `expected`, `actual`
     │   ├── VersionConflict ········· `expected`, `actual`
     │   ├── ConditionFailed
-    │   ├── CursorConflict
+    │   ├── CursorConflict ·········· `position`, `expected`, `actual`
     │   └── FenceStale ·············· `fence`, `current_fence`
     ├── FailedPrecondition
     │   ├── SessionClosed
@@ -243,6 +243,21 @@ class ConditionFailed(Conflict, reason="CONDITION_FAILED"):
 
 class CursorConflict(Conflict, reason="CURSOR_CONFLICT"):
     """The named cursor moved in the meantime, or would move backwards."""
+
+    @property
+    def position(self) -> int | None:
+        """Position of the cursor that was to be stored."""
+        return self._number("position")
+
+    @property
+    def expected(self) -> int | None:
+        """Position of the cursor that the call expected. None: it expected nothing."""
+        return self._number("expected")
+
+    @property
+    def actual(self) -> int | None:
+        """Position of the cursor that is stored. None: none is."""
+        return self._number("actual")
 
 
 class FenceStale(Conflict, reason="FENCE_STALE"):

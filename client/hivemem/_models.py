@@ -359,6 +359,46 @@ class LogRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Sequence[Episode]):
+    """What came of a wait. It is itself the sequence of its episodes; empty: nothing matched in time."""
+
+    # Log records of all the kinds that were asked for, by growing position.
+    records: tuple[LogRecord, ...]
+    # For the next wait. It moves even if nothing matched.
+    cursor: bytes
+    # Everything that matches up to here was returned.
+    position: int
+    # Head of the log.
+    head_position: int
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The episodes among the records."""
+        return tuple(record.record for record in self.records if isinstance(record.record, Episode))
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Episode, ...]: ...
+    def __getitem__(self, index: int | slice) -> Episode | tuple[Episode, ...]:
+        return self.episodes[index]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCursor:
+    """The cursor that is stored under a name."""
+
+    name: str
+    cursor: bytes
+    position: int
+    # When it was stored, by the clock of the database.
+    commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A lease on a thread."""
 

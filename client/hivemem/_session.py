@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from hivemem import _models
-    from hivemem._client import Client, Narrowing, Searching, Subscribing
+    from hivemem._client import Client, Narrowing, Searching, Subscribing, Waiting
     from hivemem._subscription import Subscription
 
 
@@ -46,6 +46,11 @@ class Session:
         """Follows the episodes of this session; see `Client.subscribe`."""
         choices["sessions"] = [self.session_id]
         return self._client.subscribe(**choices)
+
+    async def wait(self, **choices: Unpack[Waiting]) -> _models.Batch:
+        """The next episodes of this session, as soon as there are any; see `Client.wait`."""
+        choices["sessions"] = [self.session_id]
+        return await self._client.wait(**choices)
 
     async def search(self, text: str, **choices: Unpack[Searching]) -> _models.SearchResult:
         """The episodes of this session that fit best; see `Client.search`."""

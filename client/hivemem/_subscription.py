@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivemem import _convert
 from hivemem._backoff import Backoff
+from hivemem._durable import DurableCursor
 from hivemem._errors import Closed, HivememError, SlowConsumer, Unavailable
 
 if TYPE_CHECKING:
@@ -40,10 +41,18 @@ class Subscription:
 
     One task at a time may iterate over it. Leaving the loop with `break` keeps it open for more; it ends when
     it is closed, when its client is closed, or when nothing refers to it any more.
+
+    A durable one commits its cursor under its name before it begins, whenever the next episode is asked for after
+    the last one of a batch, and when `async with` is left without an exception, which says that what was given out
+    is finished with. So after a crash each episode comes at least once, and those of the last batch may come again.
     """
 
-    def __init__(self, connection: Connection, request: SubscribeEpisodesRequest) -> None:
+    def __init__(
+        self, connection: Connection, request: SubscribeEpisodesRequest, *, durable: str | None = None
+    ) -> None:
         self._connection = connection
+        self._durable = DurableCursor(connection, request.namespace, durable) if durable is not None else None
+        self._due = False  # a batch was taken since the last commit
         self._request = request
         self._stream: Stream[SubscribeEpisodesResponse] | None = None
         self._backoff = Backoff()
@@ -94,7 +103,11 @@ class Subscription:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        try:
+            if kind is None and self._durable is not None:
+                await self._commit_at_exit(self._durable)
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Ends the subscription at once; an iteration under way in another task ends normally."""
@@ -105,6 +118,11 @@ class Subscription:
     def _end(self) -> None:
         self._ended.set()
         self._caught_up.set()
+
+    def _fail(self) -> None:
+        """Ends it because of an error; nothing is committed any more."""
+        self._durable = None
+        self._end()
 
     def __del__(self) -> None:
         # Whoever leaves an `async for` with `break` and forgets the subscription leaves no call behind.
@@ -135,6 +153,8 @@ class Subscription:
                     self._given = record.position
                     return record
             self._cursor = self._batch_cursor
+            if self._durable is not None and (self._due or self._durable.stored is None):
+                await self._commit(self._durable)
             message = await self._message()
             if message is None:
                 return None
@@ -150,7 +170,7 @@ class Subscription:
             except (Unavailable, SlowConsumer) as error:
                 self._lose_stream(str(error), error.retry_delay)
             except HivememError:
-                self._end()
+                self._fail()
                 raise
             else:
                 if message is not None:
@@ -162,8 +182,35 @@ class Subscription:
     async def _read(self) -> SubscribeEpisodesResponse | None:
         if self._stream is None:
             await self._rest()
+            if self._durable is not None and not self._durable.recalled:
+                await self._recall(self._durable)
             self._stream = self._connection.subscribe(self._request)
         return await self._stream.read()
+
+    async def _recall(self, durable: DurableCursor) -> None:
+        """Goes on where the last reader of the name stopped, if there was one."""
+        if (cursor := await durable.recall()) is not None:
+            self._request.start.cursor = cursor
+
+    async def _commit(self, durable: DurableCursor) -> None:
+        """Commits the cursor. If the server is away, the next commit makes up for it."""
+        if self._cursor is None or self._cursor == durable.stored:
+            return
+        try:
+            await durable.commit(self._cursor)
+        except (Unavailable, Closed) as error:
+            _logger.info("the cursor is not committed yet: %s", error)
+        except HivememError:
+            self._fail()
+            raise
+        else:
+            self._due = False
+
+    async def _commit_at_exit(self, durable: DurableCursor) -> None:
+        """Takes all that was given out as finished with; a batch that was only given out in part comes again."""
+        if all(record.position <= self._given for record in self._batch):
+            self._cursor = self._batch_cursor
+        await self._commit(durable)
 
     async def _rest(self) -> None:
         """Sleeps between two streams, unless the subscription is closed meanwhile."""
@@ -190,6 +237,7 @@ class Subscription:
         if kind == "batch":
             self._batch = iter(message.batch.records)
             self._batch_cursor = message.batch.cursor
+            self._due = True
         elif kind is not None:
             self._note_progress(getattr(message, kind))
         if kind == "started":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import uuid4
 
 import structlog
@@ -19,10 +20,13 @@ from hivemem_server.embedding.indexer import Indexer
 from hivemem_server.embedding.local import LocalEmbedder
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.heads import Heads
+from hivemem_server.log.named_cursors import NamedCursors
 from hivemem_server.log.tail import Tails
 from hivemem_server.postgres import schema
+from hivemem_server.postgres.cursors import PostgresCursors
 from hivemem_server.postgres.database import Database, DatabaseAddressError, described
 from hivemem_server.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from hivemem_server.postgres.hints import HINT_CONNECTIONS, Hints
 from hivemem_server.postgres.index import PostgresIndex
 from hivemem_server.postgres.log import PostgresLog
 from hivemem_server.postgres.namespaces import DEFAULT, PostgresNamespaces
@@ -40,11 +44,12 @@ from hivemem_server.rpc.search import SearchServicer
 from hivemem_server.rpc.server import AddressError, RpcServer, check_address
 from hivemem_server.rpc.sessions import SessionServicer
 from hivemem_server.rpc.threads import ThreadServicer
-from hivemem_server.settings import EmbedderKind, Settings
+from hivemem_server.settings import EMBEDDED_CONNECTIONS, EmbedderKind, Settings
 
 _log = structlog.get_logger()
 
 Progress = Callable[[str], None]
+Result = TypeVar("Result")
 REOPEN_SECONDS = (1.0, 30.0)  # first and longest pause between tries to open an embedder
 RESTART_SECONDS = 1.0
 DRAIN_APPENDS_SECONDS = 2.0
@@ -56,13 +61,23 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that answers."""
+    """A server that answers. `workers` are the processes that do it, if they are several."""
 
     host: str
     port: int
     database: str
     database_url: str
     embedder: str
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyDatabase:
+    """A database that has this server's schema. `where` is for people."""
+
+    url: str
+    where: str
+    embedded: bool
 
 
 _CANNOT_START = (
@@ -75,48 +90,93 @@ _CANNOT_START = (
 )
 
 
+@contextlib.contextmanager
+def start_errors() -> Iterator[None]:
+    """Whatever keeps a server from starting is a StartError outside of it."""
+    try:
+        yield
+    except _CANNOT_START as error:
+        raise StartError(str(error)) from error
+
+
+def run(main: Coroutine[None, None, Result]) -> Result:
+    """Runs it to its end, on the fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    result: Result = uvloop.run(main)
+    return result
+
+
 @contextlib.asynccontextmanager
 async def running_server(settings: Settings, progress: Progress) -> AsyncIterator[Running]:
     """A server that answers while the context is open, and drains when it is left. Raises StartError."""
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            running = await _started(settings, progress, stack)
-        except _CANNOT_START as error:
-            raise StartError(str(error)) from error
+    with start_errors():
+        check_address(settings.host, settings.port)
+    async with ready_database(settings, progress) as database, serving(settings, database) as running:
         yield running
 
 
-async def _started(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> Running:
-    check_address(settings.host, settings.port)
-    url, where = await _database_url(settings, progress, stack)
-    await asyncio.to_thread(schema.upgrade, url)
-    database = await stack.enter_async_context(Database(url, size=settings.database_connections))
-    server = _Server(settings, database, embedded=settings.database_url is None)
+@contextlib.asynccontextmanager
+async def ready_database(settings: Settings, progress: Progress) -> AsyncIterator[ReadyDatabase]:
+    """The database of the settings; an embedded one runs while the context is open. Raises StartError."""
+    async with contextlib.AsyncExitStack() as stack:
+        with start_errors():
+            database = await _database(settings, progress, stack)
+            await asyncio.to_thread(schema.upgrade, database.url)
+        yield database
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, database: ReadyDatabase, *, shared_port: bool = False) -> AsyncIterator[Running]:
+    """A server on a database, as `running_server`; with `shared_port`, others may listen there too."""
+    async with contextlib.AsyncExitStack() as stack:
+        with start_errors():
+            running = await _started(settings, database, stack, shared_port=shared_port)
+        yield running
+
+
+async def _started(
+    settings: Settings, ready: ReadyDatabase, stack: contextlib.AsyncExitStack, *, shared_port: bool
+) -> Running:
+    database = await stack.enter_async_context(Database(ready.url, size=settings.database_connections))
+    server = _Server(settings, database, embedded=ready.embedded, shared_port=shared_port)
     await server.prepare()
     models = await stack.enter_async_context(contextlib.AsyncExitStack())
-    tasks = _Tasks()
+    tasks = Tasks()
     stack.push_async_callback(tasks.end)
     embedder = await server.open_embedder(models, tasks)
     tasks.start("heads", server.heads.run)
     stack.push_async_callback(server.tails.close)
+    server.exchange_hints(database, ready.url, tasks)
     tasks.start("statistics", lambda: keep_fresh(database))
     port = await server.rpc.start()
     stack.push_async_callback(server.drain)
-    return Running(host=settings.host, port=port, database=where, database_url=url, embedder=embedder)
+    return Running(host=settings.host, port=port, database=ready.where, database_url=ready.url, embedder=embedder)
 
 
-async def _database_url(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> tuple[str, str]:
+async def _database(settings: Settings, progress: Progress, stack: contextlib.AsyncExitStack) -> ReadyDatabase:
+    if settings.listen_url is not None:
+        described(settings.listen_url.get_secret_value(), "listen URL")
     if settings.database_url is not None:
         url = settings.database_url.get_secret_value()
-        return url, described(url)
+        return ReadyDatabase(url=url, where=described(url), embedded=False)
+    connections = settings.workers * (settings.database_connections + HINT_CONNECTIONS * settings.listen)
+    if connections > EMBEDDED_CONNECTIONS:
+        raise StartError(
+            f"{connections} connections are more than the {EMBEDDED_CONNECTIONS} that the embedded database has:"
+            " lower HIVEMEM_DATABASE_CONNECTIONS, which each worker has, or --workers"
+        )
     embedded = await stack.enter_async_context(EmbeddedPostgres(settings.data_dir, progress=progress))
-    return embedded.url, f"PostgreSQL {embedded.version}, embedded in {settings.data_dir}"
+    where = f"PostgreSQL {embedded.version}, embedded in {settings.data_dir}"
+    return ReadyDatabase(url=embedded.url, where=where, embedded=True)
 
 
 class _Server:
     """The objects of one server process."""
 
-    def __init__(self, settings: Settings, database: Database, *, embedded: bool) -> None:
+    def __init__(self, settings: Settings, database: Database, *, embedded: bool, shared_port: bool) -> None:
         self._settings = settings
         self._replica = uuid4()
         self._log_store = PostgresLog(database)
@@ -128,6 +188,7 @@ class _Server:
         )
         self.heads = Heads(self._log_store, settings.poll_seconds)
         self.tails = Tails(self._log_store, self.heads, batches.encoded)
+        self._hints: Hints | None = None
         self._appender = Appender(self._log_store, self._committed)
         facts = ServerFacts(
             replica=self._replica, start_time=dt.datetime.now(dt.UTC), embedded_database=embedded, slot=self._slot
@@ -142,16 +203,31 @@ class _Server:
                 "SessionService": SessionServicer(
                     namespaces, PostgresSessions(database), PostgresResume(database), log
                 ),
-                "EpisodeService": EpisodeServicer(namespaces, log, self._appender, self.tails),
+                "EpisodeService": EpisodeServicer(
+                    namespaces, log, self._appender, self.tails, NamedCursors(PostgresCursors(database), log)
+                ),
                 "SearchService": SearchServicer(namespaces, search, self._slot),
                 "ThreadService": ThreadServicer(namespaces, PostgresThreads(database)),
                 "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.tails),
             },
+            shared_port=shared_port,
         )
 
     def _committed(self, namespace: Namespace, position: int) -> None:
         self.heads.advance(namespace, position)
+        if self._hints is not None:
+            self._hints.committed(namespace, position)
         self._indexer.wake()
+
+    def exchange_hints(self, database: Database, url: str, tasks: Tasks) -> None:
+        """Tells other replicas of commits and hears of theirs, unless the settings say no."""
+        if not self._settings.listen:
+            return
+        secret = self._settings.listen_url
+        listen_url = secret.get_secret_value() if secret is not None else url
+        self._hints = Hints(database, url=url, listen_url=listen_url, replica=self._replica, heads=self.heads)
+        tasks.start("notifier", self._hints.send)
+        tasks.start("listener", self._hints.listen)
 
     async def prepare(self) -> None:
         """Makes what always exists."""
@@ -160,7 +236,7 @@ class _Server:
         except NamespaceNotFound:
             await self._namespaces.create(DEFAULT, NamespaceSettings())
 
-    async def open_embedder(self, stack: contextlib.AsyncExitStack, tasks: _Tasks) -> str:
+    async def open_embedder(self, stack: contextlib.AsyncExitStack, tasks: Tasks) -> str:
         """Opens the embedder and begins to index; one that does not answer is opened in the background."""
         if not self._slot.configured:
             return "none: episodes are found by their words only"
@@ -225,7 +301,7 @@ def _embedder(settings: Settings) -> contextlib.AbstractAsyncContextManager[Embe
     )
 
 
-class _Tasks:
+class Tasks:
     """Background duties. One that fails by a bug is logged and begun again; it does not take the server with it."""
 
     def __init__(self) -> None:

@@ -19,11 +19,19 @@ def register(app: typer.Typer) -> None:
 def serve(
     host: Annotated[str | None, typer.Option(help="Loopback address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any.", show_default="7400")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port.", show_default="1")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the embedded database.", show_default="the user's data folder")
     ] = None,
     database_url: Annotated[
         str | None, typer.Option(help="PostgreSQL with pgvector to use.", show_default="an embedded one")
+    ] = None,
+    listen: Annotated[
+        bool | None,
+        typer.Option("--listen/--no-listen", help="Hear of other servers by LISTEN.", show_default="listen"),
+    ] = None,
+    listen_url: Annotated[
+        str | None, typer.Option(help="Direct way to the database, for LISTEN.", show_default="the database URL")
     ] = None,
     embedder: Annotated[
         Literal["local", "openai", "none"] | None, typer.Option(help="Where vectors come from.", show_default="local")
@@ -46,8 +54,11 @@ def serve(
         log_level,
         host=host,
         port=port,
+        workers=workers,
         data_dir=data_dir,
         database_url=database_url,
+        listen=listen,
+        listen_url=listen_url,
         embedder=embedder,
         embedding_url=embedding_url,
         embedding_model=embedding_model,

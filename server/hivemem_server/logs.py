@@ -13,12 +13,13 @@ from hivemem.redaction import Redactor
 _redactor = Redactor()
 
 
-def configure(level: str = "INFO") -> None:
-    """Sets up logging for the process; libraries speak up from WARNING on."""
+def configure(level: str = "INFO", **always: object) -> None:
+    """Sets up logging for the process; libraries speak up from WARNING on. Each line says `always` too."""
     console, lines = structlog.dev.ConsoleRenderer(), structlog.processors.JSONRenderer(ensure_ascii=False)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            lambda _logger, _method, event: {**event, **always},
             structlog.processors.add_log_level,
             # As text, without the values of variables, which may hold what agents wrote.
             structlog.processors.format_exc_info,

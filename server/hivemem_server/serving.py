@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any, NoReturn
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 
 from hivemem_server import __version__, logs
-from hivemem_server.bootstrap import Running, StartError, running_server
+from hivemem_server.bootstrap import Progress, Running, StartError, run, running_server
 from hivemem_server.settings import Settings
+from hivemem_server.workers import running_workers
+
+Opening: TypeAlias = Callable[[Progress], AbstractAsyncContextManager[Running]]
 
 _screen = Console(stderr=True, highlight=False)
 
@@ -20,8 +26,12 @@ _screen = Console(stderr=True, highlight=False)
 def serve(log_level: str, **given: Any) -> None:
     """Serves with the settings given, the others from the environment, until a signal ends it."""
     logs.configure(log_level)
+    settings = _settings(**given)
     try:
-        _run(_settings(**given))
+        if settings.workers > 1:  # the parent of workers has little to do, and starts processes in ways uvloop cannot
+            asyncio.run(_serve(partial(running_workers, settings, log_level)))
+        else:
+            run(_serve(partial(running_server, settings)))
     except StartError as error:
         _fail(str(error))
 
@@ -40,31 +50,22 @@ def _fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _run(settings: Settings) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(_serve(settings))
-    else:
-        uvloop.run(_serve(settings))
-
-
-async def _serve(settings: Settings) -> None:
+async def _serve(opening: Opening) -> None:
     """Serves until a signal comes; one that comes while the server starts ends it as well."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    serving = asyncio.ensure_future(_until(stopped, settings))
+    serving = asyncio.ensure_future(_until(stopped, opening))
     stopping = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     await serving
 
 
-async def _until(stopped: asyncio.Event, settings: Settings) -> None:
+async def _until(stopped: asyncio.Event, opening: Opening) -> None:
     with _screen.status("Starting…") as status:
-        async with running_server(settings, lambda step: status.update(f"{step}…")) as running:
+        async with opening(lambda step: status.update(f"{step}…")) as running:
             status.stop()
             _announce(running)
             await stopped.wait()
@@ -75,6 +76,9 @@ async def _until(stopped: asyncio.Event, settings: Settings) -> None:
 def _announce(running: Running) -> None:
     address = f"[{running.host}]:{running.port}" if ":" in running.host else f"{running.host}:{running.port}"
     _screen.print(f"[bold]hivemem {__version__}[/] listens on [bold green]{address}[/]", soft_wrap=True)
-    for name, value in (("database", running.database), ("embedder", running.embedder)):
+    lines = [("database", running.database), ("embedder", running.embedder)]
+    if running.workers:
+        lines.append(("workers", f"{len(running.workers)} (pids {', '.join(map(str, running.workers))})"))
+    for name, value in lines:
         _screen.print(f"  {name:9} {value}", markup=False, soft_wrap=True)
     _screen.print("  Ctrl-C stops it.", style="dim")

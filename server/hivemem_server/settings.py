@@ -11,6 +11,8 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_PORT = 7400
+WORKERS_MOST = 64
+EMBEDDED_CONNECTIONS = 190  # what workers may have together of the 200 of the embedded database
 
 
 class EmbedderKind(StrEnum):
@@ -22,15 +24,28 @@ class EmbedderKind(StrEnum):
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. A field `x` is HIVEMEM_X in the environment."""
+    """Everything that can be set. A field `x` is HIVEMEM_X in the environment.
+
+    With several `workers`, each is a whole server with an embedder of its own, and has up to `database_connections` to
+    itself: so many times as many workers, and 190 together with the embedded database.
+
+    Servers that share a database tell each other of their commits (`listen`): by NOTIFY on a connection of its own,
+    heard by LISTEN on another one, to `listen_url` or else to `database_url`. LISTEN does not pass a pooler that shares
+    connections between transactions, as PgBouncer does in transaction mode: `listen_url` is then the direct way to the
+    same database. With `listen` off, for a database without LISTEN, or one that is reached through such a pooler only,
+    each server asks every `poll_seconds` for what the others have stored. All servers of a database are set alike.
+    """
 
     model_config = SettingsConfigDict(env_prefix="HIVEMEM_", extra="ignore", frozen=True)
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
+    workers: Annotated[int, Field(ge=1, le=WORKERS_MOST)] = 1
     data_dir: Path = user_data_path("hivemem")
     database_url: SecretStr | None = None
     database_connections: Annotated[int, Field(ge=3, le=500)] = 16
+    listen: bool = True
+    listen_url: SecretStr | None = None
     poll_seconds: Annotated[float, Field(ge=0.01, le=10)] = 0.1
     embedder: EmbedderKind = EmbedderKind.LOCAL
     embedding_url: str | None = None

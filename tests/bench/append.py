@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
+import psycopg
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from hivemem.v1.namespace_service_pb2 import CreateNamespaceRequest
 from hivemem.v1.namespace_service_pb2_grpc import NamespaceServiceStub
 from hivemem.v1.session_service_pb2 import CreateSessionRequest
 from hivemem.v1.session_service_pb2_grpc import SessionServiceStub
+from hivemem_server.postgres.embedded.account import database_account
+from hivemem_server.postgres.embedded.binaries import find_binaries
 from hivemem_server.settings import Settings
 
 from .bare_echo import echoing
@@ -45,6 +48,7 @@ UNARY_CALLERS, UNARY_CALLS, UNARY_ROUNDS = 64, 2_000, 7
 STREAM_BATCH, STREAM_ROUNDS = 50, 7
 BARE_BATCHES = (50, 500, 1_000)
 LONE_CALLS, LONE_ROUNDS = 150, 7
+BESIDE_MARGIN = 1_000  # commits at the beginning and at the end, which are compared
 GROWTH_CALLS, GROWTH_ROUNDS, GROWTH_FROM = 100, 5, 10_000
 FLEET_CALLERS, FLEET_CHANNELS, FLEET_EPISODES, FLEET_CALLS, FLEET_ROUNDS = 100, 4, 10, 400, 3
 FLEET_BARE_BATCH = 500
@@ -150,6 +154,76 @@ async def _filled_side(stand: Stand, episodes: int) -> AsyncIterator[Side]:
             return await milliseconds(append.AppendEpisodes, requests(texts, GROWTH_CALLS))
 
         yield time_taken
+
+
+async def append_beside_snapshot(stand: Stand) -> Result:
+    """Median time of one caller's last appends beside a reader that keeps its snapshot open, against its first ones."""
+    return await _beside(stand, "append_beside_snapshot", _open_snapshot)
+
+
+async def append_beside_dump(stand: Stand) -> Result:
+    """The same beside a pg_dump that reads all and cannot get rid of it."""
+    return await _beside(stand, "append_beside_dump", _stalled_dump)
+
+
+async def _beside(
+    stand: Stand, measure: str, reader: Callable[[str], contextlib.AbstractAsyncContextManager[None]]
+) -> Result:
+    """In the detail, the same commits with nobody beside them: what growth alone costs."""
+    commits = stand.count(4_000, 20_000)
+    async with stand.database() as url, stand.server(url) as address, channel(address) as ours:
+        append, texts = await prepared(ours), Texts(OURS_STREAM)
+        await milliseconds(append.AppendEpisodes, requests(texts, BESIDE_MARGIN))
+        async with reader(url):
+            first, last = await _first_and_last(stand, append, texts, commits)
+    async with stand.database() as url, stand.server(url) as address, channel(address) as ours:
+        append, texts = await prepared(ours), Texts(OURS_STREAM)
+        await milliseconds(append.AppendEpisodes, requests(texts, BESIDE_MARGIN))
+        alone = await _first_and_last(stand, append, texts, commits)
+    return Result(
+        measure=measure,
+        ours=last,
+        bare=first,
+        unit=MILLISECONDS,
+        goal=Goal(most=1.2),
+        detail={"commits": commits, "alone": {"ours": alone[1], "bare": alone[0], "ratio": alone[1] / alone[0]}},
+    )
+
+
+async def _first_and_last(
+    stand: Stand, append: EpisodeServiceAsyncStub, texts: Texts, commits: int
+) -> tuple[float, float]:
+    """Median times of the first and of the last of so many commits, one after the other."""
+    medians = []
+    for _ in range(commits // BESIDE_MARGIN):
+        medians.append(await milliseconds(append.AppendEpisodes, requests(texts, BESIDE_MARGIN)))
+        stand.tick()
+    return medians[0], medians[-1]
+
+
+@contextlib.asynccontextmanager
+async def _open_snapshot(url: str) -> AsyncIterator[None]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        before = await (await connection.execute("SELECT count(*) FROM log")).fetchone()
+        yield
+        assert await (await connection.execute("SELECT count(*) FROM log")).fetchone() == before, "the snapshot is over"
+
+
+@contextlib.asynccontextmanager
+async def _stalled_dump(url: str) -> AsyncIterator[None]:
+    """A pg_dump whose output nobody takes, so that it goes on for as long as it is needed."""
+    program = find_binaries(database_account()).program("pg_dump")
+    process = await asyncio.create_subprocess_exec(program, "--dbname", url, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        await process.stdout.readuntil(b"COPY ")  # its snapshot is taken, and it is at the rows
+        yield
+        assert process.returncode is None, "it was done before the appends were"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def append_hot(stand: Stand) -> Result:
@@ -293,5 +367,14 @@ async def _bare(stand: Stand) -> AsyncIterator[_Bare]:
 
 MEASURES = {
     measure.__name__: measure
-    for measure in (append_unary, append_stream, append_lone, growth_append, append_hot, append_spread)
+    for measure in (
+        append_unary,
+        append_stream,
+        append_lone,
+        growth_append,
+        append_beside_snapshot,
+        append_beside_dump,
+        append_hot,
+        append_spread,
+    )
 }

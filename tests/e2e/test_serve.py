@@ -14,7 +14,7 @@ import grpc
 import hivemem
 import psycopg
 import pytest
-from fix_server import StartServer
+from fix_server import StartServer, refused_start
 from fix_stubs import Stubs, new_episode, refusal
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hivemem.v1 import episode_service_pb2 as episodes
@@ -23,21 +23,6 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 WORDS_ONLY = ("--embedder", "none")
-
-
-async def refused_start(*arguments: str) -> str:
-    """What `hivemem serve` says when it does not start: one line, exit code 1."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "hivemem.cli", "serve", *WORDS_ONLY, *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert process.returncode == 1
-    assert out == b""
-    lines = err.decode().strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 def server_processes_of(data_dir: Path) -> list[int]:
@@ -86,14 +71,14 @@ async def test_a_second_server_on_the_same_data_directory_says_who_has_it(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     first = await start_server("--data-dir", str(tmp_path), *WORDS_ONLY)
-    line = await refused_start("--data-dir", str(tmp_path), "--port", "0")
+    line = await refused_start(*WORDS_ONLY, "--data-dir", str(tmp_path), "--port", "0")
     assert str(first.process.pid) in line
 
 
 async def test_a_port_in_use_is_one_line(start_server: StartServer, database_url: str) -> None:
     first = await start_server("--database-url", database_url, *WORDS_ONLY)
     port = first.address.rsplit(":", 1)[1]
-    line = await refused_start("--database-url", database_url, "--port", port)
+    line = await refused_start(*WORDS_ONLY, "--database-url", database_url, "--port", port)
     assert f"port {port}" in line
     assert "--port" in line
 
@@ -104,17 +89,18 @@ async def test_a_port_in_use_is_one_line(start_server: StartServer, database_url
         (["--database-url", "postgresql://u:secret@127.0.0.1:9/x"], "cannot be reached"),
         (["--database-url", "not a url"], "postgresql://user:password@host:5432/name"),
         (["--port", "70000"], "--port"),
+        (["--workers", "0"], "--workers"),
         (["--embedder", "openai", "--embedding-dimensions", "0"], "--embedding-dimensions"),
     ],
 )
 async def test_a_bad_option_is_one_line_with_its_cure(arguments: list[str], said: str) -> None:
-    line = await refused_start(*arguments)
+    line = await refused_start(*WORDS_ONLY, *arguments)
     assert said in line
     assert "secret" not in line
 
 
 async def test_it_listens_on_loopback_only(database_url: str) -> None:
-    assert "loopback" in await refused_start("--database-url", database_url, "--host", "0.0.0.0")
+    assert "loopback" in await refused_start(*WORDS_ONLY, "--database-url", database_url, "--host", "0.0.0.0")
 
 
 async def test_a_database_that_goes_away_is_unavailable_until_it_returns(
@@ -190,7 +176,7 @@ async def kill_active_appends(database_url: str, wanted: int, enough: asyncio.Ev
         while killed < wanted:
             cursor = await connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND state = 'active' AND query LIKE '%append_v1%' AND pid <> pg_backend_pid()"
+                " AND state = 'active' AND query LIKE '%append_v%' AND pid <> pg_backend_pid()"
             )
             killed += cursor.rowcount
             await asyncio.sleep(0.02)

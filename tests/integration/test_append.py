@@ -6,11 +6,13 @@ import asyncio
 import uuid
 
 import grpc
+import psycopg
 import pytest
 from fix_stubs import Stubs, new_episode, refusal
 from hivemem.v1 import episode_service_pb2 as pb
-from hivemem.v1 import session_service_pb2, thread_service_pb2
+from hivemem.v1 import namespace_service_pb2, session_service_pb2, thread_service_pb2
 from hivemem.v1 import types_pb2 as types
+from psycopg.sql import SQL, Identifier
 
 
 async def test_positions_are_dense_in_the_namespace_and_revisions_in_the_stream(stubs: Stubs) -> None:
@@ -84,6 +86,22 @@ async def test_an_id_is_not_reused_for_other_content(stubs: Stubs, change: str) 
     assert refused.metadata["episode_id"] == new.episode_id
 
 
+async def test_an_id_of_one_namespace_is_a_new_one_in_another(stubs: Stubs) -> None:
+    await stubs.namespaces.CreateNamespace(namespace_service_pb2.CreateNamespaceRequest(namespace="other"))
+    await stubs.session()
+    await stubs.session(namespace="other")
+    new = new_episode()
+    await stubs.append(new_episode())
+    await stubs.append(new)
+    other = new_episode("something else", episode_id=new.episode_id)
+    answer = await stubs.append(other, namespace="other")
+    assert (answer.deduplicated, answer.episodes[0].position) == (False, 1)
+    assert (await refusal(stubs.append(new, namespace="other"))).reason == "EPISODE_ID_REUSED"
+    for again, position in ((stubs.append(new), 2), (stubs.append(other, namespace="other"), 1)):
+        answer = await again
+        assert (answer.deduplicated, answer.episodes[0].position) == (True, position)
+
+
 async def test_a_call_that_is_partly_known_stores_nothing(stubs: Stubs) -> None:
     await stubs.session()
     known = new_episode()
@@ -113,7 +131,8 @@ EXPECTATIONS = {
     ("written", "expected", "accepted"),
     [
         (0, "no stream", True), (1, "no stream", False), (0, "exists", False), (1, "exists", True),
-        (2, "revision 2", True), (1, "revision 2", False), (3, "revision 2", False), (0, "any", True), (3, "any", True),
+        (2, "revision 2", True), (1, "revision 2", False), (3, "revision 2", False), (0, "revision 2", False),
+        (0, "any", True), (3, "any", True),
     ],
 )  # fmt: skip
 async def test_an_expectation_holds_or_the_append_is_refused(
@@ -223,3 +242,50 @@ async def test_nothing_of_an_episode_id_says_where_it_is_ordered(stubs: Stubs) -
         await stubs.append(new_episode(episode_id=str(number)))
     listed = (await stubs.episodes.ListEpisodes(pb.ListEpisodesRequest())).episodes
     assert [episode.episode_id for episode in listed] == [str(late), str(early)]
+
+
+async def test_clocks_that_are_wrong_are_accepted_and_order_nothing(stubs: Stubs) -> None:
+    await stubs.session()
+    sent: list[types.NewEpisode] = []
+    for milliseconds in (4_102_444_800_000, 0, (1 << 48) - 1, 1_700_000_000_000, 1):
+        version_7 = uuid.UUID(int=(milliseconds << 80) | (7 << 76) | (2 << 62) | len(sent))
+        sent.append(new_episode(episode_id=str(version_7)))
+        sent[-1].event_time.FromMilliseconds(min(milliseconds, 4_102_444_800_000))
+        assert (await stubs.append(sent[-1])).episodes[0].position == len(sent)
+    listed = (await stubs.episodes.ListEpisodes(pb.ListEpisodesRequest())).episodes
+    assert [episode.episode_id for episode in listed] == [new.episode_id for new in sent]
+    assert [episode.event_time for episode in listed] == [new.event_time for new in sent]
+    times = [episode.commit_time.ToNanoseconds() for episode in listed]
+    assert times == sorted(times)
+    for new in sent:
+        assert (await stubs.append(new)).deduplicated
+
+
+async def test_times_never_go_back_though_the_databases_clock_does(stubs: Stubs, database_url: str) -> None:
+    await stubs.session()
+    await stubs.append(new_episode())
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        await connection.execute("UPDATE log SET time = clock_timestamp() + interval '1 hour'")
+    await stubs.append(new_episode())
+    await stubs.append(new_episode(), expectation=pb.Expectation(revision=2))
+    listed = (await stubs.episodes.ListEpisodes(pb.ListEpisodesRequest())).episodes
+    times = [episode.commit_time.ToNanoseconds() for episode in listed]
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
+async def test_an_append_updates_no_row_that_others_append_beside(stubs: Stubs, database_url: str) -> None:
+    versions = "SELECT ctid::text FROM {}"
+    await stubs.session()
+    await stubs.append(new_episode())
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+
+        async def seen() -> list[object]:
+            tables = ("namespaces", "sessions", "agents")
+            return [await (await connection.execute(SQL(versions).format(Identifier(t)))).fetchall() for t in tables]
+
+        before = await seen()
+        await stubs.append(new_episode())
+        await stubs.append(*(new_episode(kind="vote") for _ in range(3)), expectation=pb.Expectation(revision=2))
+        await stubs.append(new_episode(open_threads=[types.NewThread(text="t")]))
+        assert await seen() == before

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
+from fix_server import address, settings
 from fix_stubs import Stubs, new_episode, refusal
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import error_reason_pb2 as reasons
 from hivemem.v1 import types_pb2 as types
+from hivemem.v1.namespace_service_pb2 import CreateNamespaceRequest
+from hivemem_server.bootstrap import running_server
 
 Request = pb.AppendEpisodeStreamRequest
 WAIT = 30.0
@@ -92,11 +96,75 @@ async def test_what_was_sent_before_a_protocol_error_is_answered(stubs: Stubs) -
     assert (await refusal(call.read())).reason == "INVALID_FIELD"
 
 
-async def test_a_stream_into_a_namespace_that_is_not_there_ends(stubs: Stubs) -> None:
-    refused = await refusal(answers(stubs, [opening(namespace="none"), item(1)]))
-    assert refused.reason == "NAMESPACE_NOT_FOUND"
-    got = await answers(stubs, [opening(session_id="none"), item(1)])
-    assert got[0].failure.reason == reasons.ERROR_REASON_SESSION_NOT_FOUND
+async def test_whatever_refuses_an_item_is_said_in_band(stubs: Stubs) -> None:
+    await stubs.session()
+    for opened, reason in [
+        (opening(namespace="none"), reasons.ERROR_REASON_NAMESPACE_NOT_FOUND),
+        (opening(namespace="no name"), reasons.ERROR_REASON_INVALID_FIELD),
+        (opening(session_id="none"), reasons.ERROR_REASON_SESSION_NOT_FOUND),
+        (opening(agent_id=""), reasons.ERROR_REASON_INVALID_FIELD),
+        (
+            Request(open=Request.Open(session_id="s", agent_id="a", writer_fence=1)),
+            reasons.ERROR_REASON_NOT_IMPLEMENTED,
+        ),
+    ]:
+        got = await answers(stubs, [opened, item(1), item(2)])
+        assert [(answer.sequence, answer.failure.reason) for answer in got] == [(1, reason), (2, reason)]
+    assert await stubs.positions() == []
+
+
+async def test_a_namespace_that_comes_later_takes_the_items_after_it(stubs: Stubs) -> None:
+    call: Any = stubs.episodes.AppendEpisodeStream(timeout=WAIT)
+    await call.write(opening(namespace="later"))
+    await call.write(item(1))
+    assert (await call.read()).failure.reason == reasons.ERROR_REASON_NAMESPACE_NOT_FOUND
+    await stubs.namespaces.CreateNamespace(CreateNamespaceRequest(namespace="later"))
+    await stubs.session(namespace="later")
+    await call.write(item(2))
+    assert (await call.read()).appended.episodes[0].position == 1
+    call.cancel()
+
+
+async def test_a_server_that_stops_ends_an_idle_stream_at_once(database_url: str) -> None:
+    async with contextlib.AsyncExitStack() as server:
+        patient = settings(database_url, drain_seconds=60)  # longer than the test may take
+        running = await server.enter_async_context(running_server(patient, lambda _: None))
+        async with grpc.aio.insecure_channel(address(running)) as channel:
+            stubs = Stubs(channel)
+            await stubs.session()
+            call: Any = stubs.episodes.AppendEpisodeStream()
+            await call.write(opening())
+            await call.write(item(1))
+            assert (await call.read()).appended.episodes[0].position == 1
+            async with asyncio.timeout(WAIT):
+                await server.aclose()
+                refused = await refusal(call.read())
+    assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert refused.retry_seconds
+
+
+async def test_a_server_that_stops_answers_what_it_stores(database_url: str) -> None:
+    answered: list[int] = []
+    async with contextlib.AsyncExitStack() as server:
+        running = await server.enter_async_context(running_server(settings(database_url), lambda _: None))
+        async with grpc.aio.insecure_channel(address(running)) as channel:
+            stubs = Stubs(channel)
+            await stubs.session()
+            call: Any = stubs.episodes.AppendEpisodeStream()
+            await call.write(opening())
+            for number in range(1, 201):
+                await call.write(item(number))
+            stopping = asyncio.create_task(server.aclose())
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while True:
+                    answered.append((await call.read()).appended.episodes[0].position)
+            assert await call.code() == grpc.StatusCode.UNAVAILABLE
+            await stopping
+    async with (
+        running_server(settings(database_url), lambda _: None) as running,
+        grpc.aio.insecure_channel(address(running)) as channel,
+    ):
+        assert await Stubs(channel).positions() == answered
 
 
 async def test_a_client_that_goes_away_leaves_what_it_sent(stubs: Stubs) -> None:

@@ -89,6 +89,30 @@ async def test_an_episode_is_refused_with(stubs: Stubs, what: str, bad: types.Ne
     assert await stubs.positions() == []
 
 
+TAKEN = [types.NewDecision(text="fine"), types.NewDecision(decision_id="d", text="taken")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (new_episode(tags=["fine", ""]), "episodes[3].tags[1]"),
+        (new_episode(decisions=TAKEN), "episodes[3].decisions[1].decision_id"),
+    ],
+    ids=["by its fields", "by what is stored"],
+)
+async def test_a_bad_item_among_good_ones_is_named_and_none_is_written(
+    stubs: Stubs, bad: types.NewEpisode, field: str
+) -> None:
+    await stubs.session()
+    await stubs.append(new_episode(decisions=TAKEN[1:]), agent_id="b")
+    good = [new_episode() for _ in range(5)]
+    refused = await refusal(stubs.append(*good[:3], bad, *good[3:]))
+    assert (refused.reason, refused.fields) == ("INVALID_FIELD", [field])
+    assert await stubs.positions() == [1]
+    answer = await stubs.append(*good)
+    assert (answer.deduplicated, [each.position for each in answer.episodes]) == (False, [2, 3, 4, 5, 6])
+
+
 @pytest.mark.parametrize("bad", ["", "a b", "ä", LONG_ID, "a\0", "a\n"])
 @pytest.mark.parametrize("name", ["session_id", "agent_id", "namespace"])
 async def test_an_id_outside_the_allowed_characters_is_refused(stubs: Stubs, name: str, bad: str) -> None:

@@ -140,12 +140,39 @@ def _large(summary: str, size: int) -> Append:
     return replace(append(summary), episodes=append(summary).episodes * size)
 
 
+async def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COMMIT_BYTES", 100)
+    store, appender, _ = made()
+    store.gate.set()
+    sizes = {"a": 60, "b": 40, "c": 1, "d": 200, "e": 1}
+    await asyncio.gather(
+        *(appender.submit(NAMESPACE, replace(append(name), size=size)) for name, size in sizes.items())
+    )
+    assert store.batches == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+async def test_more_bytes_than_may_wait_are_turned_away_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES", 100)
+    store, appender, _ = made()
+    waiting = appender.submit(NAMESPACE, replace(append("1"), size=90))
+    with pytest.raises(Overloaded):
+        appender.submit(NAMESPACE, replace(append("2"), size=11))
+    store.gate.set()
+    await waiting
+    await appender.append(NAMESPACE, replace(append("3"), size=100))
+
+
 async def test_a_caller_that_goes_away_does_not_take_the_commit_with_it() -> None:
     store, appender, _ = made()
     gone, stays = await submitted(appender, "1", "2")
+    await store.entered.wait()
+    behind, behind_and_gone = await submitted(appender, "3", "4")
     gone.cancel()
+    behind_and_gone.cancel()
+    await asyncio.sleep(0)  # whatever the cancellation sets off
     store.gate.set()
-    assert (await stays).stored[0].position == 2
+    assert [(await each).stored[0].position for each in (stays, behind)] == [2, 3]
+    assert store.batches == [["1", "2"], ["3", "4"]]
 
 
 async def test_draining_waits_for_what_was_accepted_and_takes_nothing_new() -> None:

@@ -9,13 +9,13 @@ import hivemem
 def test_the_public_names_are_these() -> None:
     public = """
         Agent AgentInfo AlreadyExists AppendCondition Appended AttributeOperator AttributePredicate
-        AttributeValue Attributes AwayReport Claim ClaimHeld Client Closed ConditionFailed Conflict
+        AttributeValue Attributes AwayReport Batch Claim ClaimHeld Client Closed ConditionFailed Conflict
         ConnectionFailed CursorConflict CursorDiverged CursorExpired CursorForeign CursorMalformed
         CursorNotFound DataLoss DatabaseUnavailable DeadlineExceeded Decision Draining EmbedderUnavailable
         Episode EpisodeErased EpisodeIdReused EpisodeNotFound EpisodeWithNeighbours Expectation FactChange
         FactNotFound FailedPrecondition FenceStale FieldViolation Filter HivememError IndexBehind IndexStats
         InternalError InvalidArgument InvalidField LogRecord Message MessageRole ModelUnknown
-        NamespaceDamaged NamespaceExists NamespaceInfo NamespaceNotFound NamespaceSettings NewDecision
+        NamedCursor NamespaceDamaged NamespaceExists NamespaceInfo NamespaceNotFound NamespaceSettings NewDecision
         NewEpisode NewThread NoStream NotFound Omission OpenThread OperationNotFound OutOfRange Overloaded
         PageTokenMalformed PartialDuplicate PendingAppend PermissionDenied PlanProgress PositionRange Presence
         QuotaExceeded QuotaSettings RecordKind RedactionSettings Removal RemovalReason ResourceExhausted

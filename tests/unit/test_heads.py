@@ -9,9 +9,11 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
+import pytest
 from hivemem_server.domain.errors import DatabaseUnavailable
 from hivemem_server.domain.ports import LogStore
 from hivemem_server.domain.values import Namespace, NamespaceSettings
+from hivemem_server.log import heads as module
 from hivemem_server.log.heads import Heads
 
 NOW = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -46,8 +48,12 @@ class TellingStore:
     async def tell(self, answer: dict[int, int] | Exception) -> None:
         """Gives one answer, and returns when it was taken in: the next poll has begun."""
         polls = len(self.asked)
-        self._answers.put_nowait(answer)
+        self.give(answer)
         await self.polled(polls + (2 if not polls else 1))
+
+    def give(self, answer: dict[int, int] | Exception) -> None:
+        """Gives one answer."""
+        self._answers.put_nowait(answer)
 
     async def polled(self, times: int) -> None:
         async with asyncio.timeout(WAIT), self._polled:
@@ -143,3 +149,81 @@ async def test_draining_wakes_everybody_for_good() -> None:
         heads.drain()
         assert await asyncio.gather(*waiting) == [False] * 3
         assert not await heads.beyond(followed, 1, WAIT)
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While hints come, so rarely is the database asked."""
+    monkeypatch.setattr(module, "HINTED_POLL_SECONDS", 3_600.0)
+
+
+async def settled() -> None:
+    """Returns when a poll that does not wait for anything has come about."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("never")
+async def test_while_hints_come_the_database_is_asked_once_and_again_when_they_stop() -> None:
+    followed = namespace()
+    async with polling() as (store, heads):
+        heads.rely_on_hints(True)
+        with heads.following(followed):
+            await store.polled(1)
+            store.give({})
+            await settled()
+            assert len(store.asked) == 1
+            heads.rely_on_hints(True)
+            await settled()
+            assert len(store.asked) == 1
+            heads.rely_on_hints(False)
+            await store.polled(2)
+            await store.tell({})
+            await store.tell({})
+
+
+@pytest.mark.usefixtures("never")
+async def test_what_hints_did_not_tell_before_they_came_is_asked_for_at_once() -> None:
+    followed = namespace()
+    async with polling() as (store, heads):
+        with heads.following(followed):
+            await store.polled(1)
+            heads.rely_on_hints(True)  # while the database is asked
+            store.give({})
+            await store.polled(2)
+            waiting = asyncio.create_task(heads.beyond(followed, 0, WAIT))
+            store.give({followed.key: 1})
+            assert await waiting
+
+
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize("news", [{1: 5}, {1: 3}, DatabaseUnavailable("away")])
+async def test_a_poll_that_finds_what_no_hint_told_is_soon_followed_by_another(
+    news: dict[int, int] | Exception,
+) -> None:
+    followed = namespace()
+    async with polling() as (store, heads):
+        heads.rely_on_hints(True)
+        with heads.following(followed):
+            heads.hint(followed.key, followed.epoch, 4)
+            await store.polled(1)
+            store.give(news)
+            await store.polled(2)
+
+
+async def test_a_hint_wakes_who_follows_the_log_in_its_epoch_only() -> None:
+    followed, other, heads = namespace(1), namespace(1), Heads(cast(LogStore, TellingStore()), poll_seconds=0.0)
+    heads.hint(followed.key, followed.epoch, 1)  # nobody follows
+    with heads.following(followed):
+        waiting = asyncio.create_task(heads.beyond(followed, 5, WAIT))
+        await asyncio.sleep(0)
+        heads.hint(2, followed.epoch, 9)
+        heads.hint(other.key, other.epoch, 9)
+        heads.hint(followed.key, followed.epoch, 5)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        for position in (7, 7, 6):
+            heads.hint(followed.key, followed.epoch, position)
+        assert await waiting
+        assert await heads.beyond(followed, 6, AT_ONCE)
+        assert not await heads.beyond(followed, 7, AT_ONCE)

@@ -26,13 +26,17 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """One append: all its episodes or none, to one stream. `digests` are of the episodes as they were received."""
+    """One append: all its episodes or none, to one stream.
+
+    `size` is its bytes as it came; `digests` are of the episodes as they were received.
+    """
 
     session_id: str
     agent_id: str
     episodes: tuple[NewEpisode, ...]
     expectation: Expectation = field(default_factory=Expectation)
     conditions: tuple[Condition, ...] = ()
+    size: int = 0
     digests: tuple[bytes, ...] = ()
 
 

@@ -4,7 +4,7 @@ HivememError
 ├── InvalidField            PageTokenMalformed  CursorMalformed  CursorForeign  VectorInvalid
 ├── NotFound                Namespace-, Session-, Episode-, Thread-, CursorNotFound, ModelUnknown, EpisodeErased
 ├── AlreadyExists           EpisodeIdReused  SessionExists  NamespaceExists
-├── Conflict                RevisionConflict  ConditionFailed  FenceStale
+├── Conflict                RevisionConflict  ConditionFailed  CursorConflict  FenceStale
 ├── PreconditionFailed      SessionClosed  PartialDuplicate  ClaimHeld  ThreadStateConflict
 ├── CursorExpired, CursorDiverged
 ├── Exhausted               TooLarge  SlowConsumer  StorageFull
@@ -162,6 +162,12 @@ class ConditionFailed(Conflict):
     """Something that matches an append condition was appended after its position."""
 
     reason = "CONDITION_FAILED"
+
+
+class CursorConflict(Conflict):
+    """The named cursor is another than was expected, or would move backwards."""
+
+    reason = "CURSOR_CONFLICT"
 
 
 class FenceStale(Conflict):

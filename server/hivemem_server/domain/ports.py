@@ -23,6 +23,7 @@ from hivemem_server.domain.values import (
     AppendOutcome,
     Episode,
     LogRecord,
+    NamedCursor,
     Namespace,
     NamespaceSettings,
     Point,
@@ -164,6 +165,38 @@ class LogStore(Protocol):
         self, namespace: Namespace, episode: Episode, before: int, after: int, *, same_agent: bool
     ) -> tuple[list[Episode], list[Episode]]:
         """Episodes right before and right after in its session, oldest first."""
+        ...
+
+
+class HintedHeads(Protocol):
+    """Takes what other replicas tell of their commits. A hint may be lost, come twice, or late: it can only help."""
+
+    def hint(self, namespace_key: int, epoch: UUID, position: int) -> None:
+        """The log has come to `position` at least. Ignored unless somebody follows that log, in that epoch."""
+        ...
+
+    def rely_on_hints(self, reliable: bool) -> None:
+        """Whether hints come. When this changes, what they did not tell is looked for at once."""
+        ...
+
+
+class CursorStore(Protocol):
+    """The places that readers left under names. Each write is one statement: safe from several replicas at once."""
+
+    async def get(self, namespace: Namespace, name: str) -> NamedCursor | None:
+        """What is stored under the name."""
+        ...
+
+    async def advance(self, namespace: Namespace, name: str, point: Point) -> bool:
+        """Stores it unless something at a higher position is stored; False if so, or if the namespace is gone."""
+        ...
+
+    async def begin(self, namespace: Namespace, name: str, point: Point) -> bool:
+        """Stores it unless anything is stored; False if so, or if the namespace is gone."""
+        ...
+
+    async def exchange(self, namespace: Namespace, name: str, epoch: UUID, there: Point, point: Point) -> bool:
+        """Stores it, wherever it is, if exactly `there` of the epoch is stored; False if not."""
         ...
 
 

@@ -75,15 +75,15 @@ class Violations:
             self.add(field, f"names {twice!r} more than once")
 
 
-def check_append(found: Violations, append: Append, size: int) -> None:
-    """Raises for an append that must not be stored, with what was found before; `size` is the bytes of the request.
+def check_append(found: Violations, append: Append) -> None:
+    """Raises for an append that must not be stored, with what was found before.
 
     That there are not too many episodes and conditions is for the caller to check before it reads them.
     """
-    if size > limits.APPEND_BYTES:
+    if append.size > limits.APPEND_BYTES:
         raise TooLarge(
-            f"the append has {size} bytes, the limit is {limits.APPEND_BYTES}: send fewer episodes in one call",
-            size=size,
+            f"the append has {append.size} bytes, the limit is {limits.APPEND_BYTES}: send fewer episodes in one call",
+            size=append.size,
             limit=limits.APPEND_BYTES,
         )
     found.identifier("session_id", append.session_id)

@@ -176,12 +176,13 @@ class ThreadEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """What the log holds at one position."""
+    """What the log holds at one position. `user_id` is the user of its session."""
 
     position: int
     record_id: UUID
     time: dt.datetime
     content: Episode | ThreadEvent
+    user_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,3 +267,12 @@ class Point:
 
     position: int
     record_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCursor:
+    """The place that a reader left under a name; `epoch` is the log's when it did."""
+
+    epoch: UUID
+    point: Point
+    commit_time: dt.datetime

@@ -16,9 +16,13 @@ from hivemem_server.domain.values import AppendOutcome, Namespace
 
 _log = structlog.get_logger()
 
-PENDING_MOST = 4_096  # appends that wait in this process; more are turned away
+# What may wait in this process; more is turned away.
+PENDING_MOST = 4_096
+PENDING_BYTES = 256 * 1024 * 1024
+# What one commit takes: more makes no commit cheaper, but holds the namespace's lock for longer.
 COMMIT_APPENDS = 256
 COMMIT_EPISODES = 1_000
+COMMIT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -40,15 +44,16 @@ class Appender:
     """Group commit in front of a LogStore.
 
     A caller that is cancelled or times out stops waiting; the commit goes on. `committed` is told the namespace and the
-    newest position after each commit.
+    newest position after each commit. `draining` is set once new appends are turned away.
     """
 
     def __init__(self, store: LogStore, committed: Callable[[Namespace, int], None]) -> None:
         self._store = store
         self._committed = committed
         self._lanes: dict[int, _Lane] = {}
-        self._draining = False
+        self.draining = asyncio.Event()
         self.pending = 0
+        self._pending_bytes = 0
 
     async def append(self, namespace: Namespace, append: Append) -> AppendOutcome:
         """Stores one append durably, or raises why it was refused."""
@@ -56,21 +61,22 @@ class Appender:
 
     def submit(self, namespace: Namespace, append: Append) -> asyncio.Future[AppendOutcome]:
         """Puts one append in line at once, behind those submitted before. Raises Draining, Overloaded."""
-        if self._draining:
+        if self.draining.is_set():
             raise Draining("the server is stopping: send the append again, to another replica where there is one")
-        if self.pending >= PENDING_MOST:
+        if self.pending >= PENDING_MOST or self._pending_bytes + append.size > PENDING_BYTES:
             raise Overloaded(f"{self.pending} appends wait for their commit: try again shortly", pending=self.pending)
         waiting = _Waiting(append, asyncio.get_running_loop().create_future())
         lane = self._lanes.setdefault(namespace.key, _Lane(namespace))
         lane.waiting.append(waiting)
         self.pending += 1
+        self._pending_bytes += append.size
         if lane.task is None:
             lane.task = asyncio.create_task(self._commit_all(lane), name=f"append {namespace.name}")
         return waiting.outcome
 
     async def drain(self, seconds: float) -> None:
         """Turns new appends away and waits until those that were accepted are answered, but no longer than that."""
-        self._draining = True
+        self.draining.set()
         tasks = [lane.task for lane in self._lanes.values() if lane.task]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -85,13 +91,18 @@ class Appender:
                     batch += lane.waiting
                     lane.waiting.clear()
                     _answer(batch, [unavailable] * len(batch))
-                self.pending -= len(batch)
+                self._answered(batch)
         finally:
             left = [*batch, *lane.waiting]
-            self.pending -= len(left)
+            self._answered(left)
             _answer(left, [Draining("the server stopped before the append was committed")] * len(left))
             lane.task = None
             self._lanes.pop(lane.namespace.key, None)
+
+    def _answered(self, batch: Sequence[_Waiting]) -> None:
+        """Makes room for others."""
+        self.pending -= len(batch)
+        self._pending_bytes -= sum(waiting.append.size for waiting in batch)
 
     async def _commit(self, namespace: Namespace, batch: Sequence[_Waiting]) -> Unavailable | None:
         """Commits and answers a batch; returns why it could not, if the outcome is not known."""
@@ -115,11 +126,13 @@ class Appender:
 
 
 def _next_batch(waiting: deque[_Waiting]) -> list[_Waiting]:
+    """What the next commit takes: at least one append, and as many behind it as fit."""
     batch: list[_Waiting] = []
-    episodes = 0
+    episodes = size = 0
     while waiting and len(batch) < COMMIT_APPENDS:
         episodes += len(waiting[0].append.episodes)
-        if batch and episodes > COMMIT_EPISODES:
+        size += waiting[0].append.size
+        if batch and (episodes > COMMIT_EPISODES or size > COMMIT_BYTES):
             break
         batch.append(waiting.popleft())
     return batch

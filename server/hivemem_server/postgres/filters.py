@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     DateTime,
+    Double,
     Integer,
     Interval,
     Numeric,
@@ -27,6 +29,7 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    case,
     cast,
     collate,
     false,
@@ -59,6 +62,7 @@ _LISTS = (
     "session_ids", "agent_ids", "exclude_agent_ids", "user_ids", "kinds", "any_tags", "all_tags", "to_agents",
 )  # fmt: skip
 _THREAD_LISTS = ("session_ids", "user_ids", "agent_ids", "claimed_by_agent_ids", "any_tags", "plan_ids")
+_WHOLE, _BEYOND_BIGINT = 2**53, 10**19  # doubles between them are whole, even, and may be near whole numbers
 
 # What stands in a shape for values of each type.
 _ANY_VALUE: dict[str, AttributeValue] = {"b": True, "n": 0, "s": ""}
@@ -123,6 +127,8 @@ def record_params(namespace: int, wanted: Filter) -> Params:
 
 
 def _text(value: AttributeValue) -> str:
+    if isinstance(value, float) and _WHOLE <= abs(value) <= _BEYOND_BIGINT:
+        return str(int(value))  # as `_number` has it
     return value if isinstance(value, str) else repr(value).lower()
 
 
@@ -164,7 +170,8 @@ def _scope(shaped: Filter) -> list[Condition]:
     if shaped.agent_ids:
         found.append(_among(log.c.agent_key, _agent_keys("agent_ids"), one=len(shaped.agent_ids) == 1))
     if shaped.exclude_agent_ids:
-        found.append(not_(_among(log.c.agent_key, _agent_keys("exclude_agent_ids"))))
+        excluded = _among(log.c.agent_key, _agent_keys("exclude_agent_ids"))
+        found.append(not_(func.coalesce(excluded, false())))  # what no agent wrote is not written by these
     return found
 
 
@@ -246,8 +253,20 @@ def _compared(
         return false() if is_order else stored["b"].astext == any_(values)
     if isinstance(value, str):
         return _ordered(collate(stored["s"].astext, "C"), operator, any_(values))
-    number = cast(func.coalesce(stored["i"].astext, stored["d"].astext), Numeric)
-    return _ordered(number, operator, any_(cast(values, ARRAY(Numeric))))
+    return _ordered(_number(stored), operator, any_(cast(values, ARRAY(Numeric))))
+
+
+def _number(stored: ColumnElement[Any]) -> ColumnElement[Decimal]:
+    """The number that an attribute holds, to the last digit.
+
+    A double is kept by the shortest digits that tell it from the next one: 2^63 as 9223372036854776000. That is in
+    order among doubles, but not among whole numbers of that size. Doubles of that size are even numbers, so that their
+    halves fit into a bigint.
+    """
+    shortest = cast(stored["d"].astext, Numeric)
+    half = cast(cast(shortest, Double) * literal_column("0.5"), BigInteger)
+    is_whole = func.abs(shortest).between(literal_column(str(_WHOLE)), literal_column(str(_BEYOND_BIGINT)))
+    return func.coalesce(cast(stored["i"].astext, Numeric), case((is_whole, cast(half, Numeric) * 2), else_=shortest))
 
 
 def _ordered(left: ColumnElement[Any], operator: Operator, right: ColumnElement[Any]) -> Condition:

@@ -41,7 +41,7 @@ WHERE namespace_id = %s
 """
 
 # Whatever belongs to a namespace, in an order that keeps references whole. Tables of vectors are added to it.
-OWNED = ("index_set_aside", "index_progress", "threads", "decisions", "log", "agents", "sessions")
+OWNED = ("cursors", "index_set_aside", "index_progress", "threads", "decisions", "log", "agents", "sessions")
 
 
 class PostgresNamespaces:

@@ -36,6 +36,7 @@ RECORD_COLUMNS = (
     log.c.position, log.c.record_kind, log.c.record_id, log.c.time, sessions.c.session_id, agents.c.agent_id,
     log.c.revision, log.c.turn, log.c.kind, log.c.summary, log.c.tags, log.c.attributes, log.c.event_time,
     log.c.decisions, log.c.open_threads, log.c.ended_threads, log.c.to_agents, log.c.thread_event,
+    sessions.c.user_id,
 )  # fmt: skip
 
 
@@ -53,10 +54,14 @@ def select_records() -> Select[Any]:
 
 def record(row: Row) -> LogRecord:
     """A row of RECORD_COLUMNS as a log record."""
+    return LogRecord(position=row[0], record_id=row[2], time=row[3], content=_content(row), user_id=row[18] or "")
+
+
+def _content(row: Row) -> Episode | ThreadEvent:
     if row[1] == RecordKind.EPISODE:
-        return LogRecord(position=row[0], record_id=row[2], time=row[3], content=episode(row))
+        return episode(row)
     if row[1] == RecordKind.THREAD_EVENT:
-        return LogRecord(position=row[0], record_id=row[2], time=row[3], content=_thread_event(row))
+        return _thread_event(row)
     raise AssertionError(f"log record {row[0]} is of kind {row[1]}, which this server does not know")
 
 

@@ -12,7 +12,7 @@ from typing import LiteralString
 
 import structlog
 
-from hivemem_server.domain.errors import DatabaseUnavailable
+from hivemem_server.domain.errors import StorageFull, Unavailable
 from hivemem_server.postgres.database import Database
 
 _log = structlog.get_logger()
@@ -40,7 +40,7 @@ async def keep_fresh(database: Database) -> None:
     """Analyses what has changed much, for ever."""
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        with contextlib.suppress(DatabaseUnavailable):  # the pool has logged it
+        with contextlib.suppress(Unavailable, StorageFull):  # the pool has logged it
             for (table,) in await database.fetch(STALE, [FEWEST_CHANGES, CHANGED_SHARE]):
                 await database.fetch(ANALYZE[table])
                 _log.debug("analysed a table that had grown", table=table)

@@ -182,6 +182,18 @@ threads = Table(
     ),
 )
 
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("namespace_id", Integer, nullable=False),
+    Column("name", Id, nullable=False),
+    Column("epoch", Uuid, nullable=False, comment="of the log when it was stored"),
+    Column("position", BigInteger, nullable=False),
+    Column("record_id", Uuid, nullable=False, comment="of the record there; nil: there was none"),
+    Column("updated_time", Time, nullable=False),
+    PrimaryKeyConstraint("namespace_id", "name"),
+)
+
 models = Table(
     "models",
     metadata,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +20,17 @@ from hivemem_server.domain.validation import Violations, check_append, check_fil
 from hivemem_server.domain.values import AppendOutcome, Expectation, Namespace, NewEpisode, Point, Stored, StreamState
 from hivemem_server.log import subscription as events
 from hivemem_server.log.appender import Appender
-from hivemem_server.log.cursors import NIL, decode_cursor, encode_cursor, expired, verified
+from hivemem_server.log.cursors import encode_cursor
+from hivemem_server.log.named_cursors import NamedCursors
 from hivemem_server.log.tail import Tails
-from hivemem_server.rpc import convert
-from hivemem_server.rpc.append_stream import Submit, Submitted, append_stream
+from hivemem_server.rpc import convert, waiting
+from hivemem_server.rpc.append_stream import Ready, append_stream
 from hivemem_server.rpc.batches import messages
+from hivemem_server.rpc.cursors import CursorCalls
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token, section
 from hivemem_server.rpc.registry import Outgoing
+from hivemem_server.rpc.starts import Starts
 
 HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
 STALL_SECONDS = (5.0, 60.0, 600.0)
@@ -37,38 +40,37 @@ GOING_AWAY_SECONDS = 0.5
 class EpisodeServicer:
     """Serves EpisodeService."""
 
-    def __init__(self, namespaces: NamespaceStore, log: LogStore, appender: Appender, tails: Tails) -> None:
+    def __init__(
+        self, namespaces: NamespaceStore, log: LogStore, appender: Appender, tails: Tails, cursors: NamedCursors
+    ) -> None:
         self._namespaces = namespaces
         self._log = log
         self._appender = appender
         self._tails = tails
+        self._starts = Starts(log, cursors)
+        self._cursors = CursorCalls(namespaces, cursors)
 
     async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
         """Appends episodes to one stream."""
-        namespace = await self._namespaces.resolve(namespace_name(request.namespace))
-        append = self._prepared(namespace, request)
+        namespace, append = await self._prepared(request)
         return _appended(append, await self._appender.append(namespace, append))
 
     async def append_episode_stream(
         self, requests: AsyncIterator[pb.AppendEpisodeStreamRequest]
     ) -> AsyncIterator[Outgoing]:
         """Appends many times to one stream."""
-        async with aclosing(append_stream(requests, self._open_stream)) as responses:
+        async with aclosing(append_stream(requests, self._ready, self._appender.draining)) as responses:
             async for response in responses:
                 yield response
 
-    async def _open_stream(self, opened: pb.AppendEpisodeStreamRequest.Open) -> Submit:
-        namespace = await self._namespaces.resolve(namespace_name(opened.namespace))
+    async def _ready(self, request: pb.AppendEpisodesRequest) -> Ready:
+        namespace, append = await self._prepared(request)
+        return Ready(partial(self._appender.submit, namespace, append), partial(_appended, append))
 
-        def submit(request: pb.AppendEpisodesRequest) -> Submitted:
-            append = self._prepared(namespace, request)
-            return Submitted(self._appender.submit(namespace, append), partial(_appended, append))
-
-        return submit
-
-    def _prepared(self, namespace: Namespace, request: pb.AppendEpisodesRequest) -> Append:
+    async def _prepared(self, request: pb.AppendEpisodesRequest) -> tuple[Namespace, Append]:
+        namespace = await self._namespaces.resolve(namespace_name(request.namespace))
         _refuse_unbuilt(request)
-        return prepared(_append_from(request), namespace, redactor_of(namespace))
+        return namespace, prepared(_append_from(request), namespace, redactor_of(namespace))
 
     async def get_episode(self, request: pb.GetEpisodeRequest) -> pb.GetEpisodeResponse:
         """Returns one episode with its neighbours."""
@@ -123,7 +125,7 @@ class EpisodeServicer:
         wanted, terms = _terms_from(request)
         namespace = await self._namespaces.resolve(name)
         bounds = await self._log.bounds(namespace)
-        start = await self._start(namespace, request.start, bounds)
+        start = await self._starts.point(namespace, request.start, bounds)
         yield Outgoing(_started(namespace, start, bounds, terms), terms.stall_seconds)
         following = events.follow(
             self._log,
@@ -139,31 +141,32 @@ class EpisodeServicer:
                 for message in _event_messages(namespace, event):
                     yield Outgoing(message, terms.stall_seconds)
 
-    async def _start(self, namespace: Namespace, given: types_pb2.StartPoint, bounds: LogBounds) -> Point:
-        found = Violations()
-        point: Point | None = None
-        match given.WhichOneof("point"):
-            case "now":
-                return bounds.head
-            case "cursor":
-                return await verified(self._log, namespace, decode_cursor(namespace, given.cursor))
-            case "position":
-                found.at_least("start.position", given.position)
-                found.done()
-                point = await self._at(namespace, given.position, bounds)
-            case "time":
-                time = convert.time_from(found, "start.time", given.time)
-                found.done()
-                point = await self._at(namespace, await self._log.position_at(namespace, time), bounds)
-            case "cursor_name":
-                raise NotImplementedYet("this server has no named cursors yet: keep the cursor yourself")
-        return point or Point(position=bounds.floor, record_id=NIL)
+    async def wait_episodes(self, request: pb.WaitEpisodesRequest) -> pb.WaitEpisodesResponse:
+        """Follows the log until anything matches."""
+        name = namespace_name(request.namespace)
+        wanted, batch_size = _wanted_from(request)
+        timeout = convert.seconds(request.timeout) if request.HasField("timeout") else None
+        namespace = await self._namespaces.resolve(name)
+        bounds = await self._log.bounds(namespace)
+        start = await self._starts.point(namespace, request.start, bounds)
 
-    async def _at(self, namespace: Namespace, position: int, bounds: LogBounds) -> Point:
-        if 0 < position < bounds.floor:
-            raise expired(position, bounds.floor)
-        point = await self._log.point(namespace, position)
-        return point or Point(position=max(position, bounds.floor), record_id=NIL)
+        def follow(heartbeat: float) -> AsyncGenerator[events.Event]:
+            return events.follow(
+                self._log, self._tails, namespace, wanted, start, batch_size=batch_size, heartbeat=heartbeat
+            )
+
+        waited = await waiting.first_batch(
+            follow, start, bounds.head.position, _clamped(timeout, *waiting.TIMEOUT_SECONDS)
+        )
+        return waiting.response(namespace, waited)
+
+    async def commit_cursor(self, request: pb.CommitCursorRequest) -> pb.CommitCursorResponse:
+        """Stores a cursor under a name."""
+        return await self._cursors.commit(request)
+
+    async def get_cursor(self, request: pb.GetCursorRequest) -> pb.GetCursorResponse:
+        """Returns the cursor stored under a name."""
+        return await self._cursors.get(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +197,12 @@ def _append_from(request: pb.AppendEpisodesRequest) -> Append:
             Condition(wanted=convert.filter_from(found, given.filter), after=given.after_position)
             for given in request.conditions[: limits.CONDITIONS]
         ),
+        size=request.ByteSize(),
     )
     # Counted here, because no more than the first that are too many were read.
     found.count("episodes", request.episodes, limits.APPEND_EPISODES)
     found.count("conditions", request.conditions, limits.CONDITIONS)
-    check_append(found, append, request.ByteSize())
+    check_append(found, append)
     return append
 
 
@@ -254,6 +258,18 @@ def _beyond(wanted: Filter, position: int, *, newest_first: bool) -> Filter:
 
 
 def _terms_from(request: pb.SubscribeEpisodesRequest) -> tuple[Filter, _Terms]:
+    wanted, batch_size = _wanted_from(request)
+    heartbeat = convert.seconds(request.heartbeat_interval) if request.HasField("heartbeat_interval") else None
+    stall = convert.seconds(request.stall_timeout) if request.HasField("stall_timeout") else None
+    return wanted, _Terms(
+        heartbeat_seconds=_clamped(heartbeat, *HEARTBEAT_SECONDS),
+        stall_seconds=_clamped(stall, *STALL_SECONDS),
+        batch_size=batch_size,
+    )
+
+
+def _wanted_from(request: pb.SubscribeEpisodesRequest | pb.WaitEpisodesRequest) -> tuple[Filter, int]:
+    """What a reader is to get, and how many records at once."""
     if request.HasField("relevance"):
         raise NotImplementedYet("this server has no standing queries yet: leave `relevance` unset")
     found = Violations()
@@ -262,14 +278,7 @@ def _terms_from(request: pb.SubscribeEpisodesRequest) -> tuple[Filter, _Terms]:
     check_filter(found, wanted)
     found.at_least("max_batch_size", request.max_batch_size)
     found.done()
-    size = request.max_batch_size or limits.DEFAULT_BATCH_SIZE
-    heartbeat = convert.seconds(request.heartbeat_interval) if request.HasField("heartbeat_interval") else None
-    stall = convert.seconds(request.stall_timeout) if request.HasField("stall_timeout") else None
-    return wanted, _Terms(
-        heartbeat_seconds=_clamped(heartbeat, *HEARTBEAT_SECONDS),
-        stall_seconds=_clamped(stall, *STALL_SECONDS),
-        batch_size=min(size, limits.BATCH_SIZE),
-    )
+    return wanted, min(request.max_batch_size or limits.DEFAULT_BATCH_SIZE, limits.BATCH_SIZE)
 
 
 def _clamped(value: float | None, least: float, default: float, most: float) -> float:

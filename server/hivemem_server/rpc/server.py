@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -41,7 +42,6 @@ SERVICES: tuple[ServiceDescriptor, ...] = tuple(
 )
 
 _OPTIONS = [
-    ("grpc.so_reuseport", 0),  # else a second server on the port binds silently and takes half of the calls
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -62,13 +62,43 @@ def check_address(host: str, port: int) -> None:
     _check_free(host, port)
 
 
-class RpcServer:
-    """A gRPC server with health and reflection. `servicers` is by service name; what is missing is UNIMPLEMENTED."""
+@contextlib.contextmanager
+def reserved_port(host: str, port: int) -> Iterator[int]:
+    """Holds a port, any if 0 is given, while the context is open: servers of this user with `shared_port` may listen
+    there, nobody else. Raises AddressError.
 
-    def __init__(self, host: str, port: int, servicers: Mapping[str, object]) -> None:
+    Without SO_REUSEADDR a port cannot be had again for a minute after its last server; with it, only to listen is
+    exclusive, and the one that listens would get connections. So one socket listens for a moment, and the one that
+    holds the port gets in beside it, and is exclusive itself before the first is closed.
+    """
+    _check_loopback(host)
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise AddressError("on this system processes cannot share a port: leave --workers at 1")
+    with _socket(host) as holder:
+        try:
+            with _socket(host) as first:
+                first.bind((host, port))
+                first.listen(0)
+                for one in (first, holder):
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                holder.bind(first.getsockname())
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError as error:
+            raise _taken(host, port) from error
+        yield holder.getsockname()[1]
+
+
+class RpcServer:
+    """A gRPC server with health and reflection. `servicers` is by service name; what is missing is UNIMPLEMENTED.
+
+    With `shared_port`, others may listen on the port as well; the system gives each connection to one of them.
+    """
+
+    def __init__(self, host: str, port: int, servicers: Mapping[str, object], *, shared_port: bool = False) -> None:
         self._host = host
         self._port = port
-        self._server = grpc.aio.server(options=_OPTIONS)
+        # Not shared by default: a second server on the port would bind silently and take half of the calls.
+        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", int(shared_port))])
         self._health = aio_health.HealthServicer()
         handlers = [service_handler(service, servicers.get(service.name, object())) for service in SERVICES]
         self._server.add_generic_rpc_handlers(tuple(handlers))
@@ -116,13 +146,17 @@ def _check_free(host: str, port: int) -> None:
     """gRPC's own message names neither the port nor the reason."""
     if not port:
         return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _socket(host) as probe:
         try:
             probe.bind((host, port))
         except OSError as error:
             raise _taken(host, port) from error
+
+
+def _socket(host: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
 
 
 def _taken(host: str, port: int) -> AddressError:
