@@ -18,6 +18,7 @@ from hivemem_server.domain.errors import RevisionConflict
 from hivemem_server.domain.filters import AttributePredicate, Filter, Operator, TimeRange
 from hivemem_server.domain.predicates import matcher
 from hivemem_server.domain.values import (
+    AttributeValue,
     Expectation,
     LogRecord,
     NewEpisode,
@@ -46,7 +47,7 @@ REAL = [
     0.0, -0.0, 1.0, 0.1, 0.30000000000000004, 0.3, 9.5, 1e-7, 5e-324, 2.0**53, 2.0**53 + 2, 2.0**62, 2.0**63 - 1024,
     2.0**63, -(2.0**63), -(2.0**63) - 2048, 1e19, 1e19 - 2048, 1e19 + 2048, 1e22, 1.7976931348623157e308,
 ]  # fmt: skip
-VALUES = [*TEXTS, *WHOLE, *REAL, True, False]
+VALUES: list[AttributeValue] = [*TEXTS, *WHOLE, *REAL, True, False]
 EVENT_TIMES = [
     datetime(1, 1, 1, tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), datetime(1970, 1, 1, tzinfo=UTC),
     datetime(2024, 2, 29, 12, 0, 0, 1, UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC),
@@ -167,16 +168,17 @@ def _predicates() -> st.SearchStrategy[AttributePredicate]:
     value = (
         st.sampled_from(VALUES) | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
     )
-    lists = {
+    lists: dict[Operator, st.SearchStrategy[tuple[AttributeValue, ...]]] = {
         Operator.EXISTS: st.just(()),
         Operator.MISSING: st.just(()),
         Operator.IN: st.lists(value, min_size=1, max_size=4).map(tuple),
     }
     key = st.sampled_from(KEYS)
-    return st.one_of(
-        st.builds(AttributePredicate, key=key, operator=st.just(each), values=lists.get(each, st.tuples(value)))
-        for each in Operator
-    )
+    each = [
+        st.builds(AttributePredicate, key=key, operator=st.just(operator), values=lists.get(operator, st.tuples(value)))
+        for operator in Operator
+    ]
+    return st.sampled_from(each).flatmap(lambda chosen: chosen)
 
 
 def _fields(records: Sequence[LogRecord]) -> dict[str, st.SearchStrategy[Any]]:

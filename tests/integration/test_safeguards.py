@@ -27,7 +27,7 @@ from hivemem_server.postgres import namespaces as namespaces_module
 from hivemem_server.postgres.database import Database
 from hivemem_server.postgres.log import PostgresLog
 from hivemem_server.postgres.namespaces import PostgresNamespaces
-from hivemem_server.rpc import episodes as episodes_module
+from hivemem_server.rpc import following as following_module
 from hivemem_server.rpc import registry
 from hivemem_server.rpc.status import code
 
@@ -91,7 +91,7 @@ async def test_a_reader_that_stalls_is_ended_and_the_others_are_not_slowed(
         end(context, error)
 
     monkeypatch.setattr(registry, "_end", seen)
-    monkeypatch.setattr(episodes_module, "STALL_SECONDS", (0.5, 60.0, 600.0))
+    monkeypatch.setattr(following_module, "STALL_SECONDS", (0.5, 60.0, 600.0))
     await stubs.session()
     for _ in range(2):
         await stubs.append(*(new_episode("words " * 5_000) for _ in range(50)))

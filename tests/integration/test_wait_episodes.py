@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"start": types.StartPoint(cursor=b"x")}, "CURSOR_MALFORMED"),
     ({"start": types.StartPoint(cursor_name="nobody")}, "CURSOR_NOT_FOUND"),
     ({"namespace": "nowhere"}, "NAMESPACE_NOT_FOUND"),
-    ({"relevance": pb.RelevanceQuery(relevant_to="x")}, "NOT_IMPLEMENTED"),
+    ({"relevance": pb.RelevanceQuery(relevant_to="x")}, "EMBEDDER_UNAVAILABLE"),
 ]
 
 

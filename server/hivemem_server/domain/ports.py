@@ -240,6 +240,12 @@ class SearchStore(Protocol):
         """Everything up to here is indexed with the model, or set aside."""
         ...
 
+    async def scores(
+        self, namespace: Namespace, model: EmbeddingModel, vector: Sequence[float], positions: Sequence[int]
+    ) -> dict[int, float]:
+        """How close the vectors of these episodes are, 0 to 1, by position; what has no vector is left out."""
+        ...
+
     async def register_model(self, model: EmbeddingModel) -> None:
         """Makes room for the model's vectors. Raises ModelMismatch if it is known with another dimension."""
         ...
@@ -294,6 +300,10 @@ class IndexWatch(Protocol):
 
     async def reaches(self, namespace: Namespace, model: EmbeddingModel, position: int, seconds: float) -> bool:
         """Waits until everything up to `position` is indexed or set aside: True then, False when the time is over."""
+        ...
+
+    async def news(self, seconds: float) -> None:
+        """Waits until this replica has indexed something, at most so long."""
         ...
 
 

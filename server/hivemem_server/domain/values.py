@@ -176,13 +176,14 @@ class ThreadEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """What the log holds at one position. `user_id` is the user of its session."""
+    """What the log holds at one position. `user_id` is the user of its session; `score` is the relevance to a query."""
 
     position: int
     record_id: UUID
     time: dt.datetime
     content: Episode | ThreadEvent
     user_id: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

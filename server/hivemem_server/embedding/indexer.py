@@ -54,6 +54,10 @@ class Indexer:
             await _wait(self._moved, min(left, 0.1))
         return True
 
+    async def news(self, seconds: float) -> None:
+        """See IndexWatch."""
+        await _wait(self._moved, seconds)
+
     async def run(self) -> None:
         """Indexes for ever; to be begun when the slot holds an embedder. Gives its leases back when it is ended."""
         embedder = self._slot.embedder

@@ -209,12 +209,10 @@ class Tails:
         await asyncio.gather(*readers, return_exceptions=True)
 
     def _retire(self, key: int, followed: _Followed) -> None:
-        if not followed.tail.followers:
-            followed.reader.cancel()
-            self._bytes -= followed.tail.bytes
-            followed.tail.restart(None)
-            if self._followed.get(key) is followed:
-                del self._followed[key]
+        if not followed.tail.followers and self._followed.get(key) is followed:
+            del self._followed[key]
+            followed.reader.cancel()  # once: what it asked the database is given up in good order
+            self._restart(followed.tail, None)
 
     async def _read(self, namespace: Namespace, tail: Tail) -> None:
         """Reads a log on, until it does not exist any more."""

@@ -8,6 +8,7 @@ from typing import Any, LiteralString
 
 from pgvector.sqlalchemy import HALFVEC
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Column,
     Float,
@@ -17,10 +18,12 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    any_,
     bindparam,
     cast,
     false,
     func,
+    literal_column,
     null,
     select,
     true,
@@ -111,6 +114,19 @@ class PostgresSearch:
         found = await self._database.fetch(INDEXED, params)
         return int(found[0][0])
 
+    async def scores(
+        self, namespace: Namespace, model: EmbeddingModel, vector: Sequence[float], positions: Sequence[int]
+    ) -> dict[int, float]:
+        """See SearchStore."""
+        if not positions:
+            return {}
+        query = _scores(self.model_key(model), model.dimension)
+        return dict(
+            await self._database.query(
+                query, namespace=namespace.key, positions=list(positions), vector=written(vector)
+            )
+        )
+
     async def candidates(
         self,
         namespace: Namespace,
@@ -163,6 +179,16 @@ def _candidates(shaped: Filter, model_key: int, dimension: int) -> Query:
     nearest = _by_meaning(shaped, vectors(model_key, dimension)) if model_key else _nothing()
     query = _query()
     return compiled(_united(shaped, query, _by_words(shaped, query), nearest))
+
+
+@functools.lru_cache(maxsize=100)
+def _scores(model_key: int, dimension: int) -> Query:
+    table = vectors(model_key, dimension)
+    given = cast(bindparam("vector", type_=Text), HALFVEC(dimension))
+    similarity = 1 - cast(table.c.embedding.op("<=>")(given), Float)
+    bounded = func.least(func.greatest(similarity, literal_column("0")), literal_column("1"))
+    asked = table.c.position == any_(bindparam("positions", type_=ARRAY(BigInteger)))
+    return compiled(select(table.c.position, bounded).where(table.c.namespace_id == NAMESPACE, asked))
 
 
 def _indexed() -> ColumnElement[int]:

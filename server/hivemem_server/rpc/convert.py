@@ -204,7 +204,7 @@ def _reference(value: ThreadReference) -> pb.ThreadReference:
 
 def record(value: LogRecord) -> pb.LogRecord:
     """A log record as a message."""
-    message = pb.LogRecord(position=value.position, time=stamp(value.time))
+    message = pb.LogRecord(position=value.position, time=stamp(value.time), score=value.score)
     if isinstance(value.content, Episode):
         message.episode.CopyFrom(episode(value.content))
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from hivemem.v1 import episode_service_pb2 as pb
@@ -14,41 +14,36 @@ from hivemem_server.domain import limits
 from hivemem_server.domain.appends import Append, Condition, prepared
 from hivemem_server.domain.errors import InvalidField, NotImplementedYet
 from hivemem_server.domain.filters import Filter
-from hivemem_server.domain.ports import LogBounds, LogStore, NamespaceStore
+from hivemem_server.domain.ports import LogStore, NamespaceStore
 from hivemem_server.domain.redactors import redactor_of
 from hivemem_server.domain.validation import Violations, check_append, check_filter, page_size
-from hivemem_server.domain.values import AppendOutcome, Expectation, Namespace, NewEpisode, Point, Stored, StreamState
-from hivemem_server.log import subscription as events
+from hivemem_server.domain.values import AppendOutcome, Expectation, Namespace, NewEpisode, Stored, StreamState
 from hivemem_server.log.appender import Appender
-from hivemem_server.log.cursors import encode_cursor
-from hivemem_server.log.named_cursors import NamedCursors
-from hivemem_server.log.tail import Tails
-from hivemem_server.rpc import convert, waiting
+from hivemem_server.rpc import convert
 from hivemem_server.rpc.append_stream import Ready, append_stream
-from hivemem_server.rpc.batches import messages
 from hivemem_server.rpc.cursors import CursorCalls
+from hivemem_server.rpc.following import FollowingCalls
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token, section
 from hivemem_server.rpc.registry import Outgoing
-from hivemem_server.rpc.starts import Starts
-
-HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
-STALL_SECONDS = (5.0, 60.0, 600.0)
-GOING_AWAY_SECONDS = 0.5
 
 
 class EpisodeServicer:
     """Serves EpisodeService."""
 
     def __init__(
-        self, namespaces: NamespaceStore, log: LogStore, appender: Appender, tails: Tails, cursors: NamedCursors
+        self,
+        namespaces: NamespaceStore,
+        log: LogStore,
+        appender: Appender,
+        following: FollowingCalls,
+        cursors: CursorCalls,
     ) -> None:
         self._namespaces = namespaces
         self._log = log
         self._appender = appender
-        self._tails = tails
-        self._starts = Starts(log, cursors)
-        self._cursors = CursorCalls(namespaces, cursors)
+        self._following = following
+        self._cursors = cursors
 
     async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
         """Appends episodes to one stream."""
@@ -121,44 +116,13 @@ class EpisodeServicer:
 
     async def subscribe_episodes(self, request: pb.SubscribeEpisodesRequest) -> AsyncIterator[Outgoing]:
         """Follows the log."""
-        name = namespace_name(request.namespace)
-        wanted, terms = _terms_from(request)
-        namespace = await self._namespaces.resolve(name)
-        bounds = await self._log.bounds(namespace)
-        start = await self._starts.point(namespace, request.start, bounds)
-        yield Outgoing(_started(namespace, start, bounds, terms), terms.stall_seconds)
-        following = events.follow(
-            self._log,
-            self._tails,
-            namespace,
-            wanted,
-            start,
-            batch_size=terms.batch_size,
-            heartbeat=terms.heartbeat_seconds,
-        )
-        async with aclosing(following):
-            async for event in following:
-                for message in _event_messages(namespace, event):
-                    yield Outgoing(message, terms.stall_seconds)
+        async with aclosing(self._following.subscribe(request)) as responses:
+            async for response in responses:
+                yield response
 
     async def wait_episodes(self, request: pb.WaitEpisodesRequest) -> pb.WaitEpisodesResponse:
         """Follows the log until anything matches."""
-        name = namespace_name(request.namespace)
-        wanted, batch_size = _wanted_from(request)
-        timeout = convert.seconds(request.timeout) if request.HasField("timeout") else None
-        namespace = await self._namespaces.resolve(name)
-        bounds = await self._log.bounds(namespace)
-        start = await self._starts.point(namespace, request.start, bounds)
-
-        def follow(heartbeat: float) -> AsyncGenerator[events.Event]:
-            return events.follow(
-                self._log, self._tails, namespace, wanted, start, batch_size=batch_size, heartbeat=heartbeat
-            )
-
-        waited = await waiting.first_batch(
-            follow, start, bounds.head.position, _clamped(timeout, *waiting.TIMEOUT_SECONDS)
-        )
-        return waiting.response(namespace, waited)
+        return await self._following.wait(request)
 
     async def commit_cursor(self, request: pb.CommitCursorRequest) -> pb.CommitCursorResponse:
         """Stores a cursor under a name."""
@@ -167,15 +131,6 @@ class EpisodeServicer:
     async def get_cursor(self, request: pb.GetCursorRequest) -> pb.GetCursorResponse:
         """Returns the cursor stored under a name."""
         return await self._cursors.get(request)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Terms:
-    """What a subscription gets of what it wished for."""
-
-    heartbeat_seconds: float
-    stall_seconds: float
-    batch_size: int
 
 
 def _refuse_unbuilt(request: pb.AppendEpisodesRequest) -> None:
@@ -255,64 +210,3 @@ def _beyond(wanted: Filter, position: int, *, newest_first: bool) -> Filter:
     if newest_first:
         return replace(wanted, through=position - 1) if position > 1 else replace(wanted, after=position, through=0)
     return replace(wanted, after=position)
-
-
-def _terms_from(request: pb.SubscribeEpisodesRequest) -> tuple[Filter, _Terms]:
-    wanted, batch_size = _wanted_from(request)
-    heartbeat = convert.seconds(request.heartbeat_interval) if request.HasField("heartbeat_interval") else None
-    stall = convert.seconds(request.stall_timeout) if request.HasField("stall_timeout") else None
-    return wanted, _Terms(
-        heartbeat_seconds=_clamped(heartbeat, *HEARTBEAT_SECONDS),
-        stall_seconds=_clamped(stall, *STALL_SECONDS),
-        batch_size=batch_size,
-    )
-
-
-def _wanted_from(request: pb.SubscribeEpisodesRequest | pb.WaitEpisodesRequest) -> tuple[Filter, int]:
-    """What a reader is to get, and how many records at once."""
-    if request.HasField("relevance"):
-        raise NotImplementedYet("this server has no standing queries yet: leave `relevance` unset")
-    found = Violations()
-    kinds = convert.record_kinds_from(found, request.record_kinds)
-    wanted = convert.filter_from(found, request.filter, record_kinds=kinds)
-    check_filter(found, wanted)
-    found.at_least("max_batch_size", request.max_batch_size)
-    found.done()
-    return wanted, min(request.max_batch_size or limits.DEFAULT_BATCH_SIZE, limits.BATCH_SIZE)
-
-
-def _clamped(value: float | None, least: float, default: float, most: float) -> float:
-    return default if value is None else min(max(value, least), most)
-
-
-def _started(namespace: Namespace, start: Point, bounds: LogBounds, terms: _Terms) -> pb.SubscribeEpisodesResponse:
-    return pb.SubscribeEpisodesResponse(
-        started=pb.SubscribeEpisodesResponse.Started(
-            cursor=encode_cursor(namespace, start),
-            position=start.position,
-            first_position=bounds.floor + 1,
-            head_position=bounds.head.position,
-            heartbeat_interval=convert.duration(terms.heartbeat_seconds),
-            max_batch_size=terms.batch_size,
-            stall_timeout=convert.duration(terms.stall_seconds),
-        )
-    )
-
-
-def _event_messages(namespace: Namespace, event: events.Event) -> Sequence[pb.SubscribeEpisodesResponse | bytes]:
-    response = pb.SubscribeEpisodesResponse
-    if isinstance(event, events.Batch):
-        return messages(namespace, event)
-    cursor, position = encode_cursor(namespace, event.point), event.point.position
-    match event:
-        case events.CaughtUp():
-            return [response(caught_up=response.CaughtUp(cursor=cursor, position=position))]
-        case events.FellBehind(head=head):
-            fell = response.FellBehind(cursor=cursor, position=position, head_position=head)
-            return [response(fell_behind=fell)]
-        case events.Progress(head=head):
-            return [response(progress=response.Progress(cursor=cursor, position=position, head_position=head))]
-        case events.GoingAway():
-            retry = convert.duration(GOING_AWAY_SECONDS)
-            away = response.GoingAway(cursor=cursor, position=position, retry_delay=retry)
-            return [response(going_away=away)]

@@ -91,14 +91,19 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
 class RpcServer:
     """A gRPC server with health and reflection. `servicers` is by service name; what is missing is UNIMPLEMENTED.
 
-    With `shared_port`, others may listen on the port as well; the system gives each connection to one of them.
+    With `shared_port`, others may listen on the port as well; the system gives each connection to one of them. A
+    connection takes no new calls after about `connection_age` seconds, so that its client makes another.
     """
 
-    def __init__(self, host: str, port: int, servicers: Mapping[str, object], *, shared_port: bool = False) -> None:
+    def __init__(
+        self, host: str, port: int, servicers: Mapping[str, object], *, connection_age: float, shared_port: bool = False
+    ) -> None:
         self._host = host
         self._port = port
         # Not shared by default: a second server on the port would bind silently and take half of the calls.
-        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", int(shared_port))])
+        shared = ("grpc.so_reuseport", int(shared_port))
+        age = ("grpc.max_connection_age_ms", int(connection_age * 1_000))
+        self._server = grpc.aio.server(options=[*_OPTIONS, shared, age])
         self._health = aio_health.HealthServicer()
         handlers = [service_handler(service, servicers.get(service.name, object())) for service in SERVICES]
         self._server.add_generic_rpc_handlers(tuple(handlers))

@@ -13,7 +13,7 @@ from hivemem.v1 import episode_service_pb2 as pb
 
 from hivemem_server.domain.values import LogRecord, Namespace, Point
 from hivemem_server.log.cursors import encode_cursor
-from hivemem_server.log.subscription import Batch, CaughtUp, Event, FellBehind, GoingAway, Progress
+from hivemem_server.log.events import Batch, CaughtUp, Event, FellBehind, GoingAway, Progress
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.deadline import time_to_wait
 from hivemem_server.rpc.pages import fitting
