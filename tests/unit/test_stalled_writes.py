@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem_server.domain.errors import SlowConsumer
-from hivemem_server.rpc import registry
-from hivemem_server.rpc.registry import Outgoing
+from hivemem_server.rpc.registry import Outgoing, Pump
 
 LONG = 10.0
 
@@ -31,15 +31,20 @@ class Reader:
             raise
 
 
-async def write(reader: Reader, stall_seconds: float) -> None:
+async def responses(stall_seconds: float, count: int = 1) -> AsyncGenerator[Outgoing]:
+    for _ in range(count):
+        yield Outgoing(pb.SubscribeEpisodesResponse(), stall_seconds)
+
+
+async def pump(reader: Reader, made: AsyncGenerator[Outgoing]) -> None:
     context: Any = reader
-    await registry._write(context, Outgoing(pb.SubscribeEpisodesResponse(), stall_seconds))
+    await Pump(context).run(made)
 
 
 async def test_a_reader_that_takes_nothing_is_given_up_and_its_write_is_left_alone() -> None:
     reader = Reader()
     with pytest.raises(SlowConsumer, match=r"nothing was read for 0\.01 s: resume from the last cursor") as slow:
-        await write(reader, 0.01)
+        await pump(reader, responses(0.01))
     assert slow.value.metadata == {"stall_seconds": "0.01"}
     assert reader.writing.is_set()
     assert not reader.cancelled
@@ -49,17 +54,47 @@ async def test_a_reader_that_takes_nothing_is_given_up_and_its_write_is_left_alo
 
 async def test_a_reader_that_takes_its_time_within_the_timeout_is_served() -> None:
     reader = Reader()
-    writing = asyncio.create_task(write(reader, LONG))
+    writing = asyncio.create_task(pump(reader, responses(LONG)))
     await reader.writing.wait()
     assert not writing.done()
     reader.taken.set_result(None)
     await writing
 
 
-async def test_a_write_that_fails_says_so() -> None:
-    reader = Reader()
-    writing = asyncio.create_task(write(reader, LONG))
+async def test_a_write_that_fails_says_so_and_no_more_is_made() -> None:
+    reader, made = Reader(), responses(LONG, count=2)
+    writing = asyncio.create_task(pump(reader, made))
     await reader.writing.wait()
     reader.taken.set_exception(ConnectionError("gone"))
     with pytest.raises(ConnectionError, match="gone"):
         await writing
+    assert [one async for one in made] == []
+
+
+async def test_a_stream_without_anything_to_write_is_not_given_up_and_ends_with_its_call() -> None:
+    ended = asyncio.Event()
+
+    async def silent() -> AsyncGenerator[Outgoing]:
+        yield Outgoing(pb.SubscribeEpisodesResponse(), 0.01)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    reader = Reader()
+    reader.taken.set_result(None)
+    writing = asyncio.create_task(pump(reader, silent()))
+    await asyncio.wait({writing}, timeout=0.05)
+    assert not writing.done()
+    writing.cancel()
+    await asyncio.wait_for(ended.wait(), LONG)
+
+
+async def test_a_call_that_is_cancelled_does_not_take_its_write_with_it() -> None:
+    reader = Reader()
+    writing = asyncio.create_task(pump(reader, responses(LONG)))
+    await reader.writing.wait()
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert not reader.cancelled
+    reader.taken.set_result(None)

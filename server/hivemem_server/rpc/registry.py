@@ -26,6 +26,9 @@ Unary: TypeAlias = Callable[[Any], Awaitable[Message]]
 Streaming: TypeAlias = Callable[[Any], AsyncGenerator["Outgoing"]]
 
 
+FIRST_PATIENCE = 1.0  # seconds, until the first response tells how long writes may take
+
+
 class Malformed:
     """Bytes that are no message of the method's; the handler answers instead of gRPC, which would say UNKNOWN."""
 
@@ -113,9 +116,7 @@ def _streaming(name: str, implementation: Streaming) -> Callable[[Any, Context],
         try:
             if not isinstance(request, AsyncIterator):
                 check_parsed(request)
-            async with aclosing(implementation(request)) as responses:
-                async for response in responses:
-                    await _write(context, response)
+            await Pump(context).run(implementation(request))
         except grpc.aio.BaseError:
             return  # the caller is gone
         except Exception as error:
@@ -124,22 +125,52 @@ def _streaming(name: str, implementation: Streaming) -> Callable[[Any, Context],
     return handle
 
 
-async def _write(context: Context, response: Outgoing) -> None:
-    """Writes, or gives the reader up when it takes nothing for too long. Never cancels a write: gRPC would leak it."""
-    write = asyncio.ensure_future(context.write(response.message))
-    write.add_done_callback(_retrieved)  # it may fail when nobody waits for it any more
-    done, _ = await asyncio.wait({write}, timeout=response.stall_seconds)
-    if not done:
-        raise SlowConsumer(
-            f"nothing was read for {response.stall_seconds:g} s: resume from the last cursor",
-            stall_seconds=f"{response.stall_seconds:g}",
-        )
-    write.result()
+class Pump:
+    """Writes the responses of a stream in a task of its own, so that it can be left when the reader takes nothing.
+
+    A write is never cancelled, because gRPC would leak it; it ends with the call.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._now = asyncio.get_running_loop().time
+        self._writing_since: float | None = None
+        self._patience = FIRST_PATIENCE
+
+    async def run(self, responses: AsyncGenerator[Outgoing]) -> None:
+        """Writes all of them. Raises SlowConsumer for a reader that stalls, and what making or writing one raises."""
+        writing = asyncio.create_task(self._write_all(responses))
+        writing.add_done_callback(_retrieved)  # it may fail when nobody waits for it any more
+        try:
+            while not writing.done():
+                await asyncio.wait({writing}, timeout=self._left())
+                if not writing.done() and self._left() <= 0:
+                    raise SlowConsumer(
+                        f"nothing was read for {self._patience:g} s: resume from the last cursor",
+                        stall_seconds=f"{self._patience:g}",
+                    )
+            writing.result()
+        finally:
+            if self._writing_since is None:
+                writing.cancel()
+
+    async def _write_all(self, responses: AsyncGenerator[Outgoing]) -> None:
+        async with aclosing(responses):
+            async for response in responses:
+                self._patience = response.stall_seconds
+                self._writing_since = self._now()
+                await self._context.write(response.message)
+                self._writing_since = None
+
+    def _left(self) -> float:
+        """Seconds until a write that is under way, or begins now, has taken too long."""
+        since = self._now() if self._writing_since is None else self._writing_since
+        return max(0.0, since + self._patience - self._now())
 
 
-def _retrieved(write: asyncio.Future[None]) -> None:
-    if not write.cancelled():
-        write.exception()
+def _retrieved(writing: asyncio.Task[None]) -> None:
+    if not writing.cancelled():
+        writing.exception()
 
 
 async def _abort(context: Context, error: HivememError) -> None:
