@@ -15,13 +15,19 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import append, reading, recall, redaction
+from . import append, reading, recall, redaction, subscribe
 from .measuring import Result
 from .stand import Stand, standing
 
 Measure: TypeAlias = Callable[[Stand], Awaitable[Result]]
 
-FAMILIES: dict[str, ModuleType] = {"append": append, "reading": reading, "recall": recall, "redaction": redaction}
+FAMILIES: dict[str, ModuleType] = {
+    "append": append,
+    "reading": reading,
+    "subscribe": subscribe,
+    "recall": recall,
+    "redaction": redaction,
+}
 MEASURES: dict[str, Measure] = {
     name: measure for family in FAMILIES.values() for name, measure in family.MEASURES.items()
 }

@@ -108,20 +108,21 @@ def _handler(handler: Handler, request: type[Message]) -> grpc.RpcMethodHandler[
     )
 
 
-async def _serve() -> None:
+async def serve(service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+    """Answers on a free port, which it tells, until it is ended."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C reaches the whole group: the bench ends us
     loop.add_reader(sys.stdin, ended.set)
     server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers()),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(f"bare echo listens on 127.0.0.1:{port}", file=sys.stderr, flush=True)
+    print(f"{service} listens on 127.0.0.1:{port}", file=sys.stderr, flush=True)
     await ended.wait()
     await server.stop(None)
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(serve(SERVICE, _handlers()))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 AnyRequest = TypeVar("AnyRequest")
 Side: TypeAlias = Callable[[], Awaitable[float]]
 
-PER_SECOND, MEGABYTES_PER_SECOND, MILLISECONDS = "1/s", "MB/s", "ms"
+PER_SECOND, MEGABYTES_PER_SECOND, MILLISECONDS, MEBIBYTES = "1/s", "MB/s", "ms", "MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,11 @@ async def taking_turns(rounds: int, *sides: Side, tick: Callable[[], None]) -> l
 def median(values: Sequence[float]) -> float:
     """The middle one."""
     return statistics.median(values)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """What so many percent of the values are not above."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 async def per_second(

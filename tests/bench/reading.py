@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ async def catchup(stand: Stand) -> Result:
         episodes = EpisodeServiceStub(opened)
 
         async def our_rate() -> float:
-            return await _raw_rate(episodes, count)
+            return await raw_rate(episodes, count)
 
         return await _against_bare(stand, "catchup", Goal(least=0.8), our_rate, url, count)
 
@@ -71,7 +71,7 @@ async def _against_bare(stand: Stand, measure: str, goal: Goal, our_rate: Side, 
     )
 
 
-async def _raw_rate(episodes: EpisodeServiceAsyncStub, count: int) -> float:
+async def raw_rate(episodes: EpisodeServiceAsyncStub, count: int) -> float:
     """The newest episodes of the filled log, those that measures have added left out."""
     start = StartPoint(position=LOG_EPISODES - count)
     begin, left = time.perf_counter(), count
@@ -104,13 +104,13 @@ async def live(stand: Stand) -> Result:
         append, echo, texts = await prepared(writing), echoing(echo_channel), Texts(OURS_STREAM)
         acknowledged: list[float] = []
 
-        async with aclosing(_positions(EpisodeServiceStub(following))) as arrivals:
+        async with aclosing(positions(EpisodeServiceStub(following))) as arrivals:
             await anext(arrivals)
 
             async def our_time() -> float:
-                delivered, answered = await _deliver(append, arrivals, requests(texts, LIVE_CALLS))
-                acknowledged.append(answered)
-                return delivered
+                delivered, answered = await delivering(append, arrivals, requests(texts, LIVE_CALLS))
+                acknowledged.append(median(answered))
+                return median(delivered)
 
             async def echo_time() -> float:
                 return await milliseconds(echo, requests(texts, LIVE_CALLS))
@@ -127,7 +127,7 @@ async def live(stand: Stand) -> Result:
     )
 
 
-async def _positions(episodes: EpisodeServiceAsyncStub) -> AsyncGenerator[int]:
+async def positions(episodes: EpisodeServiceAsyncStub) -> AsyncGenerator[int]:
     """How far a subscriber has come: once at the start, then with each delivery."""
     call = episodes.SubscribeEpisodes(SubscribeEpisodesRequest(start=StartPoint(now=StartPoint.Now())))
     try:
@@ -141,25 +141,30 @@ async def _positions(episodes: EpisodeServiceAsyncStub) -> AsyncGenerator[int]:
         call.cancel()
 
 
-async def _deliver(
-    append: EpisodeServiceAsyncStub, arrivals: AsyncIterator[int], given: list[AppendEpisodesRequest]
-) -> tuple[float, float]:
-    """Median milliseconds until the delivery, and until the acknowledgement, of appends one after the other."""
+async def delivering(
+    append: EpisodeServiceAsyncStub,
+    arrivals: AsyncIterator[int],
+    given: list[AppendEpisodesRequest],
+    pause: Callable[[], float] | None = None,
+) -> tuple[list[float], list[float]]:
+    """Milliseconds until the delivery, and until the acknowledgement, of appends one after the other."""
     delivered, answered = [], []
 
     async def timed_answer(request: AppendEpisodesRequest, begin: float) -> int:
         response = await append.AppendEpisodes(request)
-        answered.append(time.perf_counter() - begin)
+        answered.append((time.perf_counter() - begin) * 1_000)
         return response.episodes[0].position
 
     for request in given:
+        if pause is not None:
+            await asyncio.sleep(pause())
         begin = time.perf_counter()
         answering = asyncio.create_task(timed_answer(request, begin))
         async with asyncio.timeout(LIVE_SECONDS):
             arrived = await anext(arrivals)
-        delivered.append(time.perf_counter() - begin)
+        delivered.append((time.perf_counter() - begin) * 1_000)
         assert arrived == await answering
-    return median(delivered) * 1_000, median(answered) * 1_000
+    return delivered, answered
 
 
 MEASURES = {measure.__name__: measure for measure in (catchup, catchup_client, live)}

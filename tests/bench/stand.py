@@ -9,7 +9,8 @@ import re
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -20,6 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .bare_insert import OPEN, RESOLVED, BareLog, Placer, columns
+from .talking import LINE_BYTES, Talker
 from .texts import Texts
 
 START_SECONDS, END_SECONDS = 60.0, 15.0
@@ -36,6 +38,14 @@ CHANNEL_OPTIONS = [
 PARALLEL_SESSIONS, SESSION_EPISODES, SESSION_AGENTS, AGENTS = 20, 200, 4, 64
 FILL_STREAM, FILL_BATCH = 1_000, 1_000
 UNFINISHED_EVERY = 10  # every other episode opens a thread; of those every fifth is still open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A process that answers."""
+
+    address: str
+    pid: int
 
 
 class Stand:
@@ -74,15 +84,39 @@ class Stand:
     @contextlib.asynccontextmanager
     async def server(self, database_url: str, *options: str) -> AsyncIterator[str]:
         """Address of `hivemem serve` on a database."""
+        async with self.serving(database_url, *options) as served:
+            yield served.address
+
+    @contextlib.asynccontextmanager
+    async def serving(self, database_url: str, *options: str) -> AsyncIterator[Serving]:
+        """`hivemem serve` on a database, for who wants to look at its process as well."""
         arguments = ("-m", "hivemem.cli", "serve", "--port", "0", "--embedder", "none", "--database-url", database_url)
-        async with _process(*arguments, *options) as address:
-            yield address
+        async with _process(*arguments, *options) as served:
+            yield served
 
     @contextlib.asynccontextmanager
     async def echo(self) -> AsyncIterator[grpc.aio.Channel]:
         """A channel to a bare echo."""
-        async with _process("-m", "tests.bench.bare_echo") as address, channel(address) as opened:
+        async with self.bare("bare_echo") as served, channel(served.address) as opened:
             yield opened
+
+    @contextlib.asynccontextmanager
+    async def bare(self, module: str) -> AsyncIterator[Serving]:
+        """A bare server, by the name of its module."""
+        async with _process("-m", f"tests.bench.{module}") as served:
+            yield served
+
+    @contextlib.asynccontextmanager
+    async def talker(self, module: str, *arguments: str) -> AsyncIterator[Talker]:
+        """A process of the bench that answers questions, by the name of its module."""
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", f"tests.bench.{module}", *arguments, stdin=pipe, stdout=pipe, limit=LINE_BYTES
+        )
+        try:
+            yield Talker(process)
+        finally:
+            await _end(process)
 
     async def _create(self) -> str:
         name = f"bench_{uuid.uuid4().hex[:12]}"
@@ -106,9 +140,9 @@ async def standing(*, full: bool, say: Callable[[str], None], tick: Callable[[],
             yield Stand(postgres.url, full=full, say=say, tick=tick)
 
 
-def channel(address: str) -> grpc.aio.Channel:
+def channel(address: str, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
     """A connection of its own."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *options])
 
 
 async def _check_durable(url: str) -> None:
@@ -144,8 +178,8 @@ def _thread_state(number: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _process(*arguments: str) -> AsyncIterator[str]:
-    """Address of a process that says on stderr where it listens; it is ended, by force if it must be."""
+async def _process(*arguments: str) -> AsyncIterator[Serving]:
+    """A process that says on stderr where it listens; it is ended, by force if it must be."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
@@ -157,7 +191,7 @@ async def _process(*arguments: str) -> AsyncIterator[str]:
     try:
         address = await _address(process)
         reading = asyncio.create_task(_read_on(process))
-        yield address
+        yield Serving(address=address, pid=process.pid)
     finally:
         await _end(process)
     await reading

@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -49,6 +49,7 @@ class Heard:
     def __init__(self) -> None:
         self.hints: list[tuple[int, uuid.UUID, int]] = []
         self.reliable = False
+        self.stops = 0
         self._told = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,12 +58,17 @@ class Heard:
         self._tell()
 
     def rely_on_hints(self, reliable: bool) -> None:
+        self.stops += self.reliable and not reliable
         self.reliable = reliable
         self._tell()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT), self._told:
             await self._told.wait_for(condition)
+
+    async def works(self, *, again: int = 0) -> None:
+        """Waits until hints come, after they have stopped to come so many times."""
+        await self.until(lambda: self.reliable and self.stops >= again)
 
     async def of(self, *expected: tuple[Namespace, int]) -> None:
         """Waits for the hints."""
@@ -108,7 +114,7 @@ async def two_replicas(url: str) -> AsyncIterator[tuple[Replica, Replica]]:
     """Two that hear of each other."""
     async with replica(url) as one, replica(url) as two:
         for each in (one, two):
-            await each.heard.until(lambda each=each: each.heard.reliable)  # type: ignore[misc]
+            await each.heard.works()
         yield one, two
 
 
@@ -124,18 +130,26 @@ async def ask(url: str, query: LiteralString, *params: object) -> list[tuple[Any
 
 
 @contextlib.asynccontextmanager
-async def overheard(url: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """All NOTIFYs of hints, for at most WAIT seconds."""
+async def overheard(url: str) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """The next NOTIFY of a hint, each time it is called."""
+    payloads: asyncio.Queue[str] = asyncio.Queue()
+
+    async def hear(connection: psycopg.AsyncConnection) -> None:
+        async for notify in connection.notifies():
+            payloads.put_nowait(notify.payload)
+
+    async def heard() -> dict[str, Any]:
+        async with asyncio.timeout(WAIT):
+            payload = await payloads.get()
+        assert len(payload) < 8_000
+        return dict(json.loads(payload))
+
     async with connected(url) as connection:
         await connection.execute(module.LISTEN)
-
-        async def payloads() -> AsyncIterator[dict[str, Any]]:
-            async for notify in connection.notifies(timeout=WAIT):
-                assert len(notify.payload) < 8_000
-                yield json.loads(notify.payload)
-            raise AssertionError("not heard")
-
-        yield payloads()
+        hearing = asyncio.create_task(hear(connection))
+        yield heard
+        hearing.cancel()
+        await asyncio.wait([hearing])
 
 
 async def killed(url: str, name: str) -> None:
@@ -188,13 +202,12 @@ async def test_what_is_committed_meanwhile_is_one_notification_with_the_newest_p
     database_url: str,
 ) -> None:
     log, other = namespace(1), namespace(2)
-    async with two_replicas(database_url) as (one, two), overheard(database_url) as payloads:
+    async with two_replicas(database_url) as (one, two), overheard(database_url) as next_payload:
         for position in range(1, 1_001):
             one.hints.committed(log, position)
             one.hints.committed(other, position * 2)
-        async for payload in payloads:
-            if payload["heads"]:
-                break
+        while not (payload := await next_payload())["heads"]:
+            pass
         assert payload["heads"] == [[log.key, log.epoch.hex, 1_000], [other.key, other.epoch.hex, 2_000]]
         await two.heard.of((log, 1_000), (other, 2_000))
         assert len(two.heard.hints) == 2
@@ -203,14 +216,13 @@ async def test_what_is_committed_meanwhile_is_one_notification_with_the_newest_p
 async def test_more_logs_than_fit_into_one_notification_are_told_in_several(database_url: str) -> None:
     logs = [namespace(1_000_000_000_000_000_000 + number) for number in range(1_000)]
     position = (1 << 63) - 1
-    async with two_replicas(database_url) as (one, two), overheard(database_url) as payloads:
+    async with two_replicas(database_url) as (one, two), overheard(database_url) as next_payload:
         for log in logs:
             one.hints.committed(log, position)
         told = 0
-        async for payload in payloads:
-            told += len(payload["heads"])
-            if told == len(logs):
-                break
+        while told < len(logs):
+            told += len((await next_payload())["heads"])
+        assert told == len(logs)
         await two.heard.of(*((log, position) for log in logs))
 
 
@@ -260,8 +272,7 @@ async def test_a_listener_whose_backend_is_ended_hears_again_and_nothing_is_said
             for position in (1, 2):
                 await killed(database_url, "hivemem listener")
                 for each in (one, two):
-                    await each.heard.until(lambda each=each: not each.heard.reliable)  # type: ignore[misc]
-                    await each.heard.until(lambda each=each: each.heard.reliable)  # type: ignore[misc]
+                    await each.heard.works(again=position)
                 one.hints.committed(log, position)
                 await two.heard.of((log, position))
     assert [line["event"] for line in lines if line["log_level"] != "debug"] == []
@@ -281,7 +292,7 @@ async def test_what_could_not_be_sent_is_sent_later(database_url: str, way: Prox
     log, other = namespace(1), namespace(2)
     async with replica(database_url) as one, replica(database_url, notify_by=through(way, database_url)) as two:
         for each in (one, two):
-            await each.heard.until(lambda each=each: each.heard.reliable)  # type: ignore[misc]
+            await each.heard.works()
         way.swallow()
         two.hints.committed(log, 1)
         await two.heard.until(lambda: not two.heard.reliable)
@@ -296,7 +307,7 @@ async def test_a_listener_in_a_black_hole_is_found_by_its_test_and_said_once(dat
     log = namespace(1)
     with capture_logs() as lines:
         async with replica(database_url) as one, replica(database_url, by=through(way, database_url)) as two:
-            await two.heard.until(lambda: two.heard.reliable)
+            await two.heard.works()
             way.swallow()
             await two.heard.until(lambda: not two.heard.reliable)
             async with asyncio.timeout(WAIT):
@@ -304,7 +315,7 @@ async def test_a_listener_in_a_black_hole_is_found_by_its_test_and_said_once(dat
                     await asyncio.sleep(0.05)
             way.resume()
             way.cut()
-            await two.heard.until(lambda: two.heard.reliable)
+            await two.heard.works()
             one.hints.committed(log, 5)
             await two.heard.of((log, 5))
     assert told(lines) == [STOPPED, RETURNED]
@@ -333,15 +344,15 @@ async def test_a_pooler_that_eats_notifications_is_found_by_the_test(
 async def test_a_database_that_is_gone_is_not_told_of_a_second_time(database_url: str, way: Proxy) -> None:
     with capture_logs() as lines:
         async with replica(through(way, database_url)) as one:
-            await one.heard.until(lambda: one.heard.reliable)
+            await one.heard.works()
             way.refuse()
             way.cut()
             async with asyncio.timeout(WAIT):
                 while sum(line["event"].startswith("hints are not heard") for line in lines) < 3:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await way.accept()
-            await one.heard.until(lambda: one.heard.reliable)
-            assert STOPPED not in told(lines)
+            await one.heard.works()
+    assert STOPPED not in told(lines)
 
 
 @pytest.mark.usefixtures("quick")
@@ -351,12 +362,11 @@ async def test_connections_that_may_lead_to_another_server_are_replaced(database
         " AND application_name IN ('hivemem listener', 'hivemem notifier')"
     )
     async with replica(database_url) as one:
-        await one.heard.until(lambda: one.heard.reliable)
+        await one.heard.works()
         before = set(await ask(database_url, query))
         assert len(before) == 2
         one.database.generation += 1
-        await one.heard.until(lambda: not one.heard.reliable)
-        await one.heard.until(lambda: one.heard.reliable)
+        await one.heard.works(again=1)
         async with asyncio.timeout(WAIT):
             while before & set(await ask(database_url, query)):
                 pass
@@ -368,19 +378,19 @@ async def test_a_replica_that_is_alone_sends_tests_only_until_it_hears_of_anothe
 ) -> None:
     monkeypatch.setattr(module, "OTHERS_SECONDS", 0.0)
     log = namespace(1)
-    async with replica(database_url) as one, overheard(database_url) as payloads:
-        await one.heard.until(lambda: one.heard.reliable)
-        first = await anext(payloads)
+    async with replica(database_url) as one, overheard(database_url) as next_payload:
+        await one.heard.works()
+        first = await next_payload()
         for position in range(1, 100):
             one.hints.committed(log, position)
-        while (payload := await anext(payloads))["number"] < first["number"] + 3:
+        while (payload := await next_payload())["number"] < first["number"] + 3:
             assert payload["heads"] == []
         monkeypatch.setattr(module, "OTHERS_SECONDS", 30.0)
         other = Hint(replica=uuid.uuid4(), number=1, heads={(2, uuid.uuid4()): 7})
         await ask(database_url, "SELECT pg_notify('hivemem_hints', %s)::text", other.payload())
         await one.heard.until(lambda: len(one.heard.hints) == 1)
         one.hints.committed(log, 100)
-        while not (payload := await anext(payloads))["heads"] or payload["replica"] == other.replica.hex:
+        while not (payload := await next_payload())["heads"] or payload["replica"] == other.replica.hex:
             pass
         assert payload["heads"] == [[log.key, log.epoch.hex, 100]]
 
@@ -433,12 +443,12 @@ class Reader:
 
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The poll of heads finds nothing, so that all that is delivered is delivered for a hint."""
+    """The poll of heads is never answered, so that all that is delivered is delivered for a hint."""
 
-    async def nothing(*_: object) -> dict[int, int]:
-        return {}
+    async def unanswered(*_: object) -> None:
+        await asyncio.Event().wait()
 
-    monkeypatch.setattr(PostgresLog, "heads", nothing)
+    monkeypatch.setattr(PostgresLog, "heads", unanswered)
 
 
 @pytest.mark.usefixtures("blind")

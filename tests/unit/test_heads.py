@@ -169,8 +169,9 @@ async def test_while_hints_come_the_database_is_asked_once_and_again_when_they_s
     async with polling() as (store, heads):
         heads.rely_on_hints(True)
         with heads.following(followed):
+            heads.hint(followed.key, followed.epoch, 1)
             await store.polled(1)
-            store.give({})
+            store.give({followed.key: 1})
             await settled()
             assert len(store.asked) == 1
             heads.rely_on_hints(True)
@@ -219,7 +220,6 @@ async def test_a_hint_wakes_who_follows_the_log_in_its_epoch_only() -> None:
         await asyncio.sleep(0)
         heads.hint(2, followed.epoch, 9)
         heads.hint(other.key, other.epoch, 9)
-        heads.hint(followed.key, followed.epoch, 5)
         await asyncio.sleep(0)
         assert not waiting.done()
         for position in (7, 7, 6):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogStore, Window
-from hivemem_server.domain.predicates import matcher
 from hivemem_server.domain.values import Episode, LogRecord, Namespace, Point
 from hivemem_server.log.cursors import check_history
 from hivemem_server.log.events import Batch
@@ -51,9 +50,7 @@ class Reader:
 
     def __init__(self, place: Place, wanted: Filter, most: int) -> None:
         self._place = place
-        self._wanted = wanted
-        self._matches = matcher(wanted)
-        self._most = most
+        self._asked = place.tails.asked(wanted, most)
         self._size = BatchSize(most)
 
     @property
@@ -82,19 +79,18 @@ class Reader:
 
     def _read_near(self) -> Batch:
         """One batch for all who ask the same at the same point."""
-        tail = self._place.tail
-        asked = (self._place.point, self._wanted, self._most)
-        batch: Batch | None = tail.shared.get(asked)
+        tail, asked, point = self._place.tail, self._asked, self._place.point
+        batch: Batch | None = tail.shared.get((point.position, asked))
         if batch is None:
-            stretch = tail.after(self._place.point, self._most, NEAR_BYTES)
-            records = [encoded for encoded in stretch.records if self._matches(encoded.record)]
+            stretch = tail.after(point, asked.most, NEAR_BYTES)
+            records = [encoded for encoded in stretch.records if asked.matches(encoded.record)]
             batch = Batch(records=records, point=stretch.end)
-            tail.share(asked, batch)
+            tail.share((point.position, asked), batch)
         self._place.point = batch.point
         return batch
 
     async def _read_far(self) -> Batch:
-        window = await self._place.window(self._wanted, SPAN, self._size.next)
+        window = await self._place.window(self._asked.wanted, SPAN, self._size.next)
         self._size.note(window.records)
         return Batch(records=list(map(self._place.tails.encoded, window.records)), point=window.end)
 

@@ -13,12 +13,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
 from hivemem_server.domain.errors import CursorDiverged, CursorExpired, HivememError, NamespaceNotFound
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogStore, Window
+from hivemem_server.domain.predicates import Matcher, matcher
 from hivemem_server.domain.values import LogRecord, Namespace, Point, RecordKind
 from hivemem_server.log.cursors import check_history
 from hivemem_server.log.heads import Heads
@@ -55,6 +57,15 @@ class Stretch:
     end: Point
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Asked:
+    """What a follower asks for, compared by identity: what matches, and how many records at once at most."""
+
+    wanted: Filter
+    matches: Matcher
+    most: int
+
+
 class Tail:
     """The end of one log in memory: all records after `begin` up to `end`. Without an end it has not been read yet."""
 
@@ -70,10 +81,12 @@ class Tail:
 
     def has(self, point: Point) -> bool:
         """Whether what follows the point lies here, in the history that the point is of."""
-        if point in (self.begin, self.end):
+        if point is self.end or point in (self.begin, self.end):
             return True
         index = bisect_left(self._positions, point.position)
-        return index < len(self._records) and _point(self._records[index].record) == point
+        if index == len(self._positions) or self._positions[index] != point.position:
+            return False
+        return self._records[index].record.record_id == point.record_id
 
     @property
     def count(self) -> int:
@@ -167,6 +180,7 @@ class Tails:
         self._followed: dict[int, _Followed] = {}
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._bytes = 0
+        self._asked: WeakValueDictionary[tuple[Filter, int], Asked] = WeakValueDictionary()
         self.far_reads = asyncio.Semaphore(FAR_READS_AT_ONCE)
         self.draining = False
 
@@ -190,6 +204,13 @@ class Tails:
             followed.tail.followers -= 1
             if not followed.tail.followers:
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, self._retire, namespace.key, followed)
+
+    def asked(self, wanted: Filter, most: int) -> Asked:
+        """The question; the same object for all who ask the same."""
+        asked = self._asked.get((wanted, most))
+        if asked is None:
+            asked = self._asked[wanted, most] = Asked(wanted, matcher(wanted), most)
+        return asked
 
     def encoded(self, record: LogRecord) -> Encoded:
         """The record with its bytes."""

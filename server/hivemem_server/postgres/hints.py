@@ -31,7 +31,7 @@ from hivemem_server.postgres.sockets import ended_after, is_alive
 
 _log = structlog.get_logger()
 
-SEND_SECONDS = 0.005  # between two NOTIFYs; what is committed meanwhile is gathered
+SEND_SECONDS = 0.01  # between two NOTIFYs; what is committed meanwhile is gathered
 TEST_SECONDS = 5.0  # between two tests
 HEAR_SECONDS = 3.0  # until a test is heard
 OTHERS_SECONDS = 30.0  # another replica that was not heard of for so long is gone
@@ -233,7 +233,7 @@ class _Listener:
         self._heard = 0  # the highest number of our own
         self._works = False
         self._others_until = 0.0
-        self._failures = 0
+        self._failures = 0  # in a row, while the database was well
         self._said = False
         self._pauses = _Pauses()
 
@@ -300,9 +300,11 @@ class _Listener:
 
     async def _failed(self, error: Exception) -> None:
         """Says so when it lasts, unless more is wrong than hints, which others say."""
-        self._failures += 1
         _log.debug("hints are not heard; trying again", error=str(error))
-        if not self._said and self._failures > 1 and await self._way.database_is_well():
+        if self._failures and not await self._way.database_is_well():
+            return
+        self._failures += 1
+        if not self._said and self._failures > 2:
             self._said = True
             _log.warning(
                 "hints from other replicas do not come, their commits are found by polling; trying again",
