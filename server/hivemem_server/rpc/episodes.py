@@ -42,8 +42,10 @@ class EpisodeServicer:
         self._namespaces = namespaces
         self._log = log
         self._appender = appender
-        self._following = following
-        self._cursors = cursors
+        self.subscribe_episodes = following.subscribe
+        self.wait_episodes = following.wait
+        self.commit_cursor = cursors.commit
+        self.get_cursor = cursors.get
 
     async def append_episodes(self, request: pb.AppendEpisodesRequest) -> pb.AppendEpisodesResponse:
         """Appends episodes to one stream."""
@@ -113,24 +115,6 @@ class EpisodeServicer:
         return pb.ListEpisodesResponse(
             episodes=shown, next_page_token=page_token(request, [shown[-1].position] if more else ())
         )
-
-    async def subscribe_episodes(self, request: pb.SubscribeEpisodesRequest) -> AsyncIterator[Outgoing]:
-        """Follows the log."""
-        async with aclosing(self._following.subscribe(request)) as responses:
-            async for response in responses:
-                yield response
-
-    async def wait_episodes(self, request: pb.WaitEpisodesRequest) -> pb.WaitEpisodesResponse:
-        """Follows the log until anything matches."""
-        return await self._following.wait(request)
-
-    async def commit_cursor(self, request: pb.CommitCursorRequest) -> pb.CommitCursorResponse:
-        """Stores a cursor under a name."""
-        return await self._cursors.commit(request)
-
-    async def get_cursor(self, request: pb.GetCursorRequest) -> pb.GetCursorResponse:
-        """Returns the cursor stored under a name."""
-        return await self._cursors.get(request)
 
 
 def _refuse_unbuilt(request: pb.AppendEpisodesRequest) -> None:
