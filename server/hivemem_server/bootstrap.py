@@ -25,12 +25,13 @@ from hivemem_server.log.named_cursors import NamedCursors
 from hivemem_server.log.standing import StandingQueries
 from hivemem_server.log.tail import Tails
 from hivemem_server.postgres import schema
-from hivemem_server.postgres.cursors import PostgresCursors
 from hivemem_server.postgres.database import Database, DatabaseAddressError, described
 from hivemem_server.postgres.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from hivemem_server.postgres.health import HEALTH_CONNECTIONS
 from hivemem_server.postgres.hints import HINT_CONNECTIONS, Hints
 from hivemem_server.postgres.index import PostgresIndex
 from hivemem_server.postgres.log import PostgresLog
+from hivemem_server.postgres.named_cursors import PostgresCursors
 from hivemem_server.postgres.namespaces import DEFAULT, PostgresNamespaces
 from hivemem_server.postgres.resume import PostgresResume
 from hivemem_server.postgres.search import ModelMismatch, PostgresSearch
@@ -40,9 +41,9 @@ from hivemem_server.postgres.stats import PostgresStats
 from hivemem_server.postgres.threads import PostgresThreads
 from hivemem_server.rpc import batches
 from hivemem_server.rpc.admin import AdminServicer, ServerFacts
-from hivemem_server.rpc.cursors import CursorCalls
 from hivemem_server.rpc.episodes import EpisodeServicer
 from hivemem_server.rpc.following import FollowingCalls
+from hivemem_server.rpc.named_cursors import CursorCalls
 from hivemem_server.rpc.namespaces import NamespaceServicer
 from hivemem_server.rpc.search import SearchServicer
 from hivemem_server.rpc.server import AddressError, RpcServer, check_address
@@ -175,7 +176,8 @@ async def _database(settings: Settings, progress: Progress, stack: contextlib.As
     if settings.database_url is not None:
         url = settings.database_url.get_secret_value()
         return ReadyDatabase(url=url, where=described(url), embedded=False)
-    connections = settings.workers * (settings.database_connections + HINT_CONNECTIONS * settings.listen)
+    own = HINT_CONNECTIONS * settings.listen + HEALTH_CONNECTIONS
+    connections = settings.workers * (settings.database_connections + own)
     if connections > EMBEDDED_CONNECTIONS:
         raise StartError(
             f"{connections} connections are more than the {EMBEDDED_CONNECTIONS} that the embedded database has:"
@@ -211,7 +213,7 @@ class _Server:
         cursors = NamedCursors(PostgresCursors(database), log)
         standing = StandingQueries(self._search_store, self._indexer, self._slot)
         following = FollowingCalls(
-            namespaces, log, self.tails, Starts(log, cursors), standing, settings.stream_age_seconds
+            namespaces, log, self.tails, Starts(log, cursors), standing, settings.subscription_age_seconds
         )
         self.rpc = RpcServer(
             settings.host,
@@ -228,7 +230,7 @@ class _Server:
                 "ThreadService": ThreadServicer(namespaces, PostgresThreads(database)),
                 "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.tails),
             },
-            connection_age=settings.stream_age_seconds,
+            connection_age=settings.subscription_age_seconds,
             shared_port=shared_port,
         )
 

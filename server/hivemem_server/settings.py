@@ -35,8 +35,8 @@ class Settings(BaseSettings):
     same database. With `listen` off, for a database without LISTEN, or one that is reached through such a pooler only,
     each server asks every `poll_seconds` for what the others have stored. All servers of a database are set alike.
 
-    Subscriptions are asked to come again, and connections to be made anew, after about `stream_age_seconds`, so that
-    servers that were added or restarted get their share.
+    Subscriptions are asked to come again, and connections to be made anew, after about `subscription_age_seconds`, so
+    that servers which were added or restarted get their share.
     """
 
     model_config = SettingsConfigDict(env_prefix="HIVEMEM_", extra="ignore", frozen=True)
@@ -55,5 +55,5 @@ class Settings(BaseSettings):
     embedding_key: SecretStr | None = None
     embedding_model: str = "text-embedding-3-small"
     embedding_dimensions: Annotated[int | None, Field(ge=1, le=4_000)] = None
-    stream_age_seconds: Annotated[float, Field(ge=1, le=86_400)] = 1_800.0
+    subscription_age_seconds: Annotated[float, Field(ge=1, le=86_400)] = 1_800.0
     drain_seconds: Annotated[float, Field(ge=0, le=60)] = 1.5

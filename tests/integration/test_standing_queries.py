@@ -126,6 +126,20 @@ async def test_an_index_that_stands_still_is_told_and_so_is_its_end(
     call.cancel()
 
 
+async def test_one_append_after_a_long_silence_is_no_falling_behind(
+    indexed: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "STILL_SECONDS", 0.5)
+    await indexed.append(new_episode(PRICES[0]))
+    call = subscribed(indexed, **about("price", min_score=0.1))
+    await until("caught_up", call)
+    for _ in range(2):
+        await until("progress", call)  # a heartbeat each, of a second
+    await indexed.append(new_episode(PRICES[1]))
+    assert (await call.read()).WhichOneof("event") == "batch"
+    call.cancel()
+
+
 @pytest.mark.parametrize(
     ("relevance", "field"),
     [

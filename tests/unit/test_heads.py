@@ -140,15 +140,16 @@ async def test_a_database_that_is_away_is_asked_again() -> None:
             assert await waiting
 
 
-async def test_draining_wakes_everybody_for_good() -> None:
+async def test_a_head_that_hints_told_too_high_is_corrected_by_who_has_read_the_log() -> None:
     followed, heads = namespace(), Heads(cast(LogStore, TellingStore()), poll_seconds=0.0)
     with heads.following(followed):
-        heads.advance(followed, 5)
-        waiting = [asyncio.create_task(heads.beyond(followed, 5, WAIT)) for _ in range(3)]
-        await asyncio.sleep(0)
-        heads.drain()
-        assert await asyncio.gather(*waiting) == [False] * 3
-        assert not await heads.beyond(followed, 1, WAIT)
+        heads.hint(followed.key, followed.epoch, 9)
+        heads.correct(followed, known=9, found=5)
+        assert heads.position(followed) == 5
+        heads.hint(followed.key, followed.epoch, 9)
+        heads.advance(followed, 10)  # while the log was read
+        heads.correct(followed, known=9, found=7)
+        assert heads.position(followed) == 10
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem_server.domain.errors import SlowConsumer
-from hivemem_server.rpc.registry import Outgoing, Pump
+from hivemem_server.rpc.pump import Outgoing, Pump
 
 LONG = 10.0
 

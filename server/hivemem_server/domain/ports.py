@@ -143,6 +143,10 @@ class LogStore(Protocol):
         """The point of a position that is held; None if there is no record."""
         ...
 
+    async def history(self, namespace: Namespace, position: int) -> tuple[Point, int]:
+        """What the log has at a position, its id nil if there is no record, and the floor, in one snapshot."""
+        ...
+
     async def position_at(self, namespace: Namespace, time: dt.datetime) -> int:
         """The last position that was committed at or before the time; the floor if none was."""
         ...
@@ -302,8 +306,8 @@ class IndexWatch(Protocol):
         """Waits until everything up to `position` is indexed or set aside: True then, False when the time is over."""
         ...
 
-    async def news(self, seconds: float) -> None:
-        """Waits until this replica has indexed something, at most so long."""
+    async def news(self, namespace: Namespace, seconds: float) -> None:
+        """Waits until this replica has indexed something of the namespace, at most so long."""
         ...
 
 

@@ -36,7 +36,7 @@ class Indexer:
         self._slot = slot
         self._replica = replica
         self._appended = asyncio.Event()
-        self._moved = asyncio.Event()
+        self._moved: dict[int, asyncio.Event] = {}  # by namespace, while somebody waits
         self._pause = 0.0
 
     def wake(self) -> None:
@@ -51,12 +51,12 @@ class Indexer:
             if left <= 0:
                 return False
             # Another replica may be the one that indexes: its progress shows in the database only.
-            await _wait(self._moved, min(left, 0.1))
+            await self.news(namespace, min(left, 0.1))
         return True
 
-    async def news(self, seconds: float) -> None:
+    async def news(self, namespace: Namespace, seconds: float) -> None:
         """See IndexWatch."""
-        await _wait(self._moved, seconds)
+        await _wait(self._moved.setdefault(namespace.key, asyncio.Event()), seconds)
 
     async def run(self) -> None:
         """Indexes for ever; to be begun when the slot holds an embedder. Gives its leases back when it is ended."""
@@ -89,8 +89,8 @@ class Indexer:
         refusals: list[str] = []
         vectors = await _embed(embedder, work.passages, refusals)
         await self._store.put(work, embedder.model, vectors, "; ".join(refusals)[:500])
-        self._moved.set()
-        self._moved.clear()
+        if moved := self._moved.pop(work.namespace_key, None):
+            moved.set()
 
     async def _rest(self, reason: str, asked: float | None) -> None:
         if not self._pause:

@@ -7,14 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from hivemem_server.domain.appends import Append
 from hivemem_server.domain.errors import Draining, HivememError, Overloaded, Unavailable
 from hivemem_server.domain.ports import LogStore
 from hivemem_server.domain.values import AppendOutcome, Namespace
-
-_log = structlog.get_logger()
 
 # What may wait in this process; more is turned away.
 PENDING_MOST = 4_096
@@ -66,6 +62,7 @@ class Appender:
         if self.pending >= PENDING_MOST or self._pending_bytes + append.size > PENDING_BYTES:
             raise Overloaded(f"{self.pending} appends wait for their commit: try again shortly", pending=self.pending)
         waiting = _Waiting(append, asyncio.get_running_loop().create_future())
+        waiting.outcome.add_done_callback(_retrieved)  # its caller may be gone
         lane = self._lanes.setdefault(namespace.key, _Lane(namespace))
         lane.waiting.append(waiting)
         self.pending += 1
@@ -79,7 +76,9 @@ class Appender:
         self.draining.set()
         tasks = [lane.task for lane in self._lanes.values() if lane.task]
         if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
 
     async def _commit_all(self, lane: _Lane) -> None:
         """Commits what waits until nothing does. However it ends, nobody is left waiting."""
@@ -146,6 +145,11 @@ def _answer(batch: Sequence[_Waiting], outcomes: Sequence[AppendOutcome | Hiveme
             waiting.outcome.set_exception(outcome)
         else:
             waiting.outcome.set_result(outcome)
+
+
+def _retrieved(outcome: asyncio.Future[AppendOutcome]) -> None:
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def _last_position(outcome: AppendOutcome | HivememError) -> int:

@@ -42,9 +42,8 @@ def decode_cursor(namespace: Namespace, cursor: bytes) -> Point:
 
 async def verified(store: LogStore, namespace: Namespace, point: Point) -> Point:
     """The point, if the log's history still has it. Raises CursorExpired, CursorDiverged."""
-    bounds = await store.bounds(namespace)
-    there = await store.point(namespace, point.position)
-    check_history(point, there or Point(position=point.position, record_id=NIL), bounds.floor)
+    there, floor = await store.history(namespace, point.position)
+    check_history(point, there, floor)
     return point
 
 

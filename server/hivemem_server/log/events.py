@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hivemem_server.domain.values import Point
-from hivemem_server.log.tail import Encoded
+from hivemem_server.log.records import Encoded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
 class Batch:
     """Records, in order; everything that matches up to `point` has been delivered with them.
 
-    Followers that ask the same share it. `messages` is room for what carries it, made by the first who sends it.
+    Followers that ask the same share it while it is sent. `messages` is room for what carries it, made by the first who
+    sends it.
     """
 
     records: Sequence[Encoded]

@@ -45,7 +45,6 @@ class Heads:
         self._followed = asyncio.Event()
         self._hinted = False
         self._now = asyncio.Event()
-        self.draining = False
 
     @property
     def follower_count(self) -> int:
@@ -72,6 +71,18 @@ class Heads:
             head.position = position
             head.wake()
 
+    def position(self, namespace: Namespace) -> int:
+        """How far the log is known to reach."""
+        head = self._heads.get(namespace.key)
+        return head.position if head is not None else 0
+
+    def correct(self, namespace: Namespace, known: int, found: int) -> None:
+        """Tells what the log's head was found to be by who knew of `known` before: hints may have told too much."""
+        head = self._heads.get(namespace.key)
+        if head is not None and head.position == known > found:
+            head.position = found
+        self.advance(namespace, found)
+
     def hint(self, namespace_key: int, epoch: UUID, position: int) -> None:
         """See HintedHeads."""
         head = self._heads.get(namespace_key)
@@ -86,10 +97,10 @@ class Heads:
             self._now.set()
 
     async def beyond(self, namespace: Namespace, position: int, timeout: float) -> bool:
-        """Waits until the log is beyond `position`: True then, False when the time is over or the server drains."""
+        """Waits until the log is beyond `position`: True then, False when the time is over, or sooner."""
         head = self._heads[namespace.key]
-        if head.position > position or self.draining:
-            return not self.draining
+        if head.position > position:
+            return True
         future = asyncio.get_running_loop().create_future()
         head.waiting.add(future)
         timer = asyncio.get_running_loop().call_later(timeout, _expire, future)
@@ -98,13 +109,7 @@ class Heads:
         finally:
             timer.cancel()
             head.waiting.discard(future)
-        return head.position > position and not self.draining
-
-    def drain(self) -> None:
-        """Wakes everybody for good."""
-        self.draining = True
-        for head in self._heads.values():
-            head.wake()
+        return head.position > position
 
     async def run(self) -> None:
         """Asks for heads for ever, while somebody follows: often, or, while hints come and tell all, rarely."""

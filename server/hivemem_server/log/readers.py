@@ -80,12 +80,12 @@ class Reader:
     def _read_near(self) -> Batch:
         """One batch for all who ask the same at the same point."""
         tail, asked, point = self._place.tail, self._asked, self._place.point
-        batch: Batch | None = tail.shared.get((point.position, asked))
+        batch = tail.shared.get((point.position, asked))
         if batch is None:
             stretch = tail.after(point, asked.most, NEAR_BYTES)
             records = [encoded for encoded in stretch.records if asked.matches(encoded.record)]
             batch = Batch(records=records, point=stretch.end)
-            tail.share((point.position, asked), batch)
+            tail.shared[point.position, asked] = batch
         self._place.point = batch.point
         return batch
 

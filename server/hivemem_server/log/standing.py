@@ -77,7 +77,7 @@ class StandingReader:
         self._query = query
         self._size = BatchSize(most)
         self._indexed = 0
-        self._moved = asyncio.get_running_loop().time()  # when the index last did
+        self._waits_since: float | None = None  # for an index that has work, and does not move
         self._target: int | None = None  # caught up is who has come so far
 
     @property
@@ -92,11 +92,15 @@ class StandingReader:
 
     def falls_behind(self) -> bool:
         """Whether the index stands still though it has work; it then has to come to the head of now again."""
-        waits = self._place.point.position < self._place.head
-        still = waits and asyncio.get_running_loop().time() - self._moved > STILL_SECONDS
-        if still:
+        now = asyncio.get_running_loop().time()
+        if self._place.point.position >= self._place.head:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since > STILL_SECONDS:
             self._target = self._place.head
-        return still
+            return True
+        return False
 
     async def read(self) -> Batch:
         """What comes next."""
@@ -106,25 +110,29 @@ class StandingReader:
         self._size.note(window.records)
         if self._target is None:
             self._target = window.head
-        query = self._query
-        positions = [record.position for record in window.records]
-        scores = await query.search.scores(self._place.namespace, query.model, query.vector, positions)
+        scores = await self._scores([record.position for record in window.records])
         close = [
             replace(record, score=score)
             for record in window.records
-            if (score := scores.get(record.position, -1.0)) >= query.min_score
+            if (score := scores.get(record.position, -1.0)) >= self._query.min_score
         ]
         return Batch(records=list(map(self._place.tails.encoded, close)), point=window.end)
 
     async def _look(self) -> None:
-        indexed = await self._query.search.indexed_position(self._place.namespace, self._query.model)
-        if indexed != self._indexed or indexed >= self._place.head:
-            self._moved = asyncio.get_running_loop().time()
+        async with self._place.tails.far_reads:
+            indexed = await self._query.search.indexed_position(self._place.namespace, self._query.model)
+        if indexed != self._indexed:
+            self._waits_since = None
         self._indexed = indexed
+
+    async def _scores(self, positions: Sequence[int]) -> dict[int, float]:
+        query = self._query
+        async with self._place.tails.far_reads:
+            return await query.search.scores(self._place.namespace, query.model, query.vector, positions)
 
     async def news(self, seconds: float) -> None:
         """Waits until there may be more, at most so long."""
         if self._place.point.position < self._place.head:
-            await self._query.index.news(min(seconds, LOOK_SECONDS))
+            await self._query.index.news(self._place.namespace, min(seconds, LOOK_SECONDS))
         else:
             await self._place.tail.news(seconds)

@@ -60,6 +60,7 @@ async def follow(
             for event in events:
                 yield event
                 spoke = now()
+            del events, batch  # while it waits, a follower keeps nothing but its place
             if not (reader.more or tails.draining):  # either may have changed while the events were taken
                 await reader.news(max(0.0, min(spoke + heartbeat, ends) - now()))
         yield GoingAway(point=place.point, retry_seconds=DRAINED_SECONDS if tails.draining else 0.0)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -20,33 +19,26 @@ import structlog
 from hivemem_server.domain.errors import CursorDiverged, CursorExpired, HivememError, NamespaceNotFound
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogStore, Window
-from hivemem_server.domain.predicates import Matcher, matcher
+from hivemem_server.domain.predicates import matcher
 from hivemem_server.domain.values import LogRecord, Namespace, Point, RecordKind
 from hivemem_server.log.cursors import check_history
+from hivemem_server.log.events import Batch
 from hivemem_server.log.heads import Heads
+from hivemem_server.log.records import Asked, Encoded
 
 _log = structlog.get_logger()
 
 Encode = Callable[[LogRecord], bytes]
 
 EVERYTHING = Filter(record_kinds=(RecordKind.EPISODE, RecordKind.THREAD_EVENT))
-TAIL_BYTES = 32 * 1024 * 1024  # of all logs together; each keeps its newest read whatever its size
+TAIL_BYTES = 16 * 1024 * 1024  # encoded, of all logs together; in memory records take some four times as much
 TAIL_RECORDS = 4_096  # of one log
-SHARED_MOST = 64  # different questions at a time
 READ_SPAN, READ_RECORDS = 10_000, 500
 # However many follow, appends find a connection.
 READS_AT_ONCE, FAR_READS_AT_ONCE = 2, 4
 CHECK_SECONDS = 60.0  # a log without news is read again, to see that its history is still the same
 RETRY_SECONDS = 0.5
 LINGER_SECONDS = 10.0  # a tail outlives its last follower, who may only be reconnecting, or polls
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A record and its bytes on the wire."""
-
-    record: LogRecord
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +49,6 @@ class Stretch:
     end: Point
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
-class Asked:
-    """What a follower asks for, compared by identity: what matches, and how many records at once at most."""
-
-    wanted: Filter
-    matches: Matcher
-    most: int
-
-
 class Tail:
     """The end of one log in memory: all records after `begin` up to `end`. Without an end it has not been read yet."""
 
@@ -74,7 +57,8 @@ class Tail:
         self.end: Point | None = None
         self.followers = 0
         self.bytes = 0
-        self.shared: dict[Hashable, Any] = {}  # what followers made of the records for all who ask the same
+        # Batches that a follower is being sent, for others who ask the same; nobody's when all have them.
+        self.shared: WeakValueDictionary[tuple[int, Asked], Batch] = WeakValueDictionary()
         self._records: list[Encoded] = []
         self._positions: list[int] = []
         self._waiting: set[asyncio.Future[None]] = set()
@@ -105,11 +89,6 @@ class Tail:
         at_end = last == len(self._records) and self.end
         end = at_end or _point(self._records[last - 1].record)
         return Stretch(records=self._records[first:last], end=end)
-
-    def share(self, asked: Hashable, made: object) -> None:
-        """Keeps something for those who ask the same, until there are newer records."""
-        if len(self.shared) < SHARED_MOST:
-            self.shared[asked] = made
 
     def extend(self, records: Sequence[Encoded], end: Point) -> None:
         """Takes in what was read after `end`, and wakes who waits for it."""
@@ -168,6 +147,7 @@ def _point(record: LogRecord) -> Point:
 class _Followed:
     tail: Tail
     reader: asyncio.Task[None]
+    retiring: asyncio.TimerHandle | None = None
 
 
 class Tails:
@@ -197,13 +177,16 @@ class Tails:
             tail = Tail()
             reader = asyncio.create_task(self._read(namespace, tail), name=f"tail {namespace.name}")
             followed = self._followed[namespace.key] = _Followed(tail, reader)
+        if followed.retiring is not None:
+            followed.retiring.cancel()
         followed.tail.followers += 1
         try:
             yield followed.tail
         finally:
             followed.tail.followers -= 1
             if not followed.tail.followers:
-                asyncio.get_running_loop().call_later(LINGER_SECONDS, self._retire, namespace.key, followed)
+                later = asyncio.get_running_loop().call_later
+                followed.retiring = later(LINGER_SECONDS, self._retire, namespace.key, followed)
 
     def asked(self, wanted: Filter, most: int) -> Asked:
         """The question; the same object for all who ask the same."""
@@ -259,11 +242,12 @@ class Tails:
                 self._restart(tail, (await self._store.bounds(namespace)).head)
         begin = tail.end
         assert begin is not None
+        known = self._heads.position(namespace)
         async with self._reads:
             window = await self._store.window(namespace, EVERYTHING, begin.position, READ_SPAN, READ_RECORDS)
         check_history(begin, window.begin, window.floor)
         self._extend(tail, window)
-        self._heads.advance(namespace, window.head)
+        self._heads.correct(namespace, known, window.head)
         if window.end.position >= window.head:
             await self._heads.beyond(namespace, window.end.position, CHECK_SECONDS)
 
@@ -272,13 +256,15 @@ class Tails:
         tail.extend([self.encoded(record) for record in window.records], window.end)
         tail.shorten(TAIL_RECORDS)
         self._bytes += tail.bytes - before
-        while self._bytes > TAIL_BYTES and (largest := self._largest()).count > 1:
+        while self._bytes > TAIL_BYTES and (largest := self._largest()):
             before = largest.bytes
             largest.shorten(largest.count // 2)
             self._bytes += largest.bytes - before
 
-    def _largest(self) -> Tail:
-        return max((followed.tail for followed in self._followed.values()), key=lambda tail: tail.bytes)
+    def _largest(self) -> Tail | None:
+        """The tail that has most to give; each keeps its newest record."""
+        tails = (followed.tail for followed in self._followed.values() if followed.tail.count > 1)
+        return max(tails, key=lambda tail: tail.bytes, default=None)
 
     def _restart(self, tail: Tail, at: Point | None) -> None:
         self._bytes -= tail.bytes

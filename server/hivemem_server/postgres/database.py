@@ -178,8 +178,10 @@ class Database:
                         yield connection
             finally:
                 await self._pool.putconn(connection)
-        except (PoolTimeout, TooManyRequests) as error:
-            raise await self._without_connection(error) from error
+        except TooManyRequests as error:
+            raise Overloaded("too many statements wait for a database connection: try again shortly") from error
+        except PoolTimeout as error:
+            raise await self._without_connection() from error
         except (psycopg.Error, PoolClosed, OSError) as error:
             problem = _problem(error)
             if isinstance(problem, HivememError):
@@ -217,15 +219,13 @@ class Database:
         finally:
             self._used.discard(connection)
 
-    async def _without_connection(self, error: Exception) -> HivememError:
+    async def _without_connection(self) -> HivememError:
         """Why there is no connection for a call: all are in use, or the database gives none."""
         match await self._health.examined():
             case Trouble.CROWDED:
                 return DatabaseUnavailable(_CROWDED_OUT)
             case Trouble.GONE:
                 return DatabaseUnavailable(_GONE)
-        if isinstance(error, TooManyRequests):
-            return Overloaded("too many statements wait for a database connection: try again shortly")
         return Overloaded("all database connections are in use: try again shortly")
 
 

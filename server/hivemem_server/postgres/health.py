@@ -33,13 +33,15 @@ SELECT format('process %%s (%%s), %%s since %%s', pid, application_name, state, 
 FROM pg_stat_activity a
 WHERE backend_type = 'client backend' AND xact_start < now() - %s * interval '1 second' AND EXISTS (
     SELECT FROM pg_locks l
-    WHERE l.pid = a.pid AND l.database = a.datid AND locktype = 'relation' AND granted AND mode <> 'AccessShareLock')
+    WHERE l.pid = a.pid AND l.relation IN (to_regclass('namespaces'), to_regclass('sessions'), to_regclass('threads'))
+      AND granted AND mode <> 'AccessShareLock')
 ORDER BY xact_start LIMIT 1
 """
 _ROOM: LiteralString = (  # a megabyte
     "CREATE TEMP TABLE hivemem_room ON COMMIT DROP AS SELECT sha512(n::text::bytea) FROM generate_series(1, 8000) n"
 )
 _CROWDED = ("too many clients", "remaining connection slots", "too many connections")
+HEALTH_CONNECTIONS = 1  # of a server
 _PROBE_SECONDS = 5.0
 _PAUSES = (0.25, 2.0)  # first and longest between two probes
 _CALM_SECONDS = 1.0  # between a probe that finds nothing and the next one

@@ -25,6 +25,7 @@ from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record
 from hivemem_server.postgres.tables import log, namespaces
 
 NIL = UUID(int=0)
+LAST_POSITION = 2**63 - 1
 
 # The log's ends in one snapshot: the newest record, or the stored floor of an empty log.
 BOUNDS: LiteralString = """
@@ -37,6 +38,12 @@ WHERE n.namespace_id = %s AND n.name IS NOT NULL
 
 # The id of the record at a position.
 POINT: LiteralString = "SELECT record_id FROM log WHERE namespace_id = %s AND position = %s"
+
+# The same with the floor, in one snapshot.
+HISTORY: LiteralString = """
+SELECT (SELECT record_id FROM log l WHERE l.namespace_id = n.namespace_id AND l.position = %s), n.floor
+FROM namespaces n WHERE n.namespace_id = %s AND n.name IS NOT NULL
+"""
 
 # Heads of many logs at once, each one backwards step in an index.
 HEADS: LiteralString = """
@@ -87,6 +94,14 @@ class PostgresLog:
         found = await self._database.fetch(POINT, [namespace.key, position])
         return Point(position=position, record_id=found[0][0]) if found else None
 
+    async def history(self, namespace: Namespace, position: int) -> tuple[Point, int]:
+        """See LogStore."""
+        found = await self._database.fetch(HISTORY, [position, namespace.key])
+        if not found:
+            raise _gone(namespace)
+        record_id, floor = found[0]
+        return Point(position=position, record_id=record_id or NIL), floor
+
     async def position_at(self, namespace: Namespace, time: dt.datetime) -> int:
         """See LogStore."""
         found = await self._database.fetch(POSITION_AT, {"namespace": namespace.key, "time": time})
@@ -96,8 +111,8 @@ class PostgresLog:
 
     async def window(self, namespace: Namespace, wanted: Filter, after: int, span: int, limit: int) -> Window:
         """See LogStore."""
-        params = record_params(namespace.key, wanted)
-        found = await self._database.query(_window(shape(wanted)), **params, after=after, span=span, limit=limit)
+        params = record_params(namespace.key, wanted) | {"span": min(span, LAST_POSITION - after)}
+        found = await self._database.query(_window(shape(wanted)), **params, after=after, limit=limit)
         if not found:
             raise _gone(namespace)
         floor, head, begin_id, end, end_id, *_ = found[0]

@@ -19,7 +19,8 @@ from hivemem.v1 import types_pb2
 from hivemem_server.domain.errors import Draining, HivememError, InvalidField, Overloaded, Unavailable
 from hivemem_server.domain.values import AppendOutcome
 from hivemem_server.rpc import status
-from hivemem_server.rpc.registry import Outgoing, check_parsed
+from hivemem_server.rpc.pump import Outgoing
+from hivemem_server.rpc.registry import check_parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hivemem.v1 import episode_service_pb2 as pb
 from hivemem_server.domain.values import LogRecord, Namespace, Point
 from hivemem_server.log.cursors import encode_cursor
 from hivemem_server.log.events import Batch
-from hivemem_server.log.tail import Encoded
+from hivemem_server.log.records import Encoded
 from hivemem_server.rpc import convert
 
 _Batch = pb.SubscribeEpisodesResponse.Batch

@@ -21,11 +21,11 @@ from hivemem_server.domain.values import AppendOutcome, Expectation, Namespace, 
 from hivemem_server.log.appender import Appender
 from hivemem_server.rpc import convert
 from hivemem_server.rpc.append_stream import Ready, append_stream
-from hivemem_server.rpc.cursors import CursorCalls
 from hivemem_server.rpc.following import FollowingCalls
+from hivemem_server.rpc.named_cursors import CursorCalls
 from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token, section
-from hivemem_server.rpc.registry import Outgoing
+from hivemem_server.rpc.pump import Outgoing
 
 
 class EpisodeServicer:

@@ -24,7 +24,7 @@ from hivemem_server.log.tail import Tails
 from hivemem_server.rpc import convert, waiting
 from hivemem_server.rpc.batches import messages
 from hivemem_server.rpc.namespaces import namespace_name
-from hivemem_server.rpc.registry import Outgoing
+from hivemem_server.rpc.pump import Outgoing
 from hivemem_server.rpc.starts import Starts
 
 HEARTBEAT_SECONDS = (1.0, 10.0, 60.0)  # least, default, most
@@ -52,7 +52,7 @@ class _Opened:
 
 
 class FollowingCalls:
-    """Subscribes and waits. A stream lives for about `stream_age` seconds."""
+    """Subscribes and waits. A stream lives for about `subscription_age` seconds."""
 
     def __init__(
         self,
@@ -61,21 +61,21 @@ class FollowingCalls:
         tails: Tails,
         starts: Starts,
         standing: StandingQueries,
-        stream_age: float,
+        subscription_age: float,
     ) -> None:
         self._namespaces = namespaces
         self._log = log
         self._tails = tails
         self._starts = starts
         self._standing = standing
-        self._stream_age = stream_age
+        self._subscription_age = subscription_age
 
     async def subscribe(self, request: pb.SubscribeEpisodesRequest) -> AsyncGenerator[Outgoing]:
         """Follows the log."""
         wanted, batch_size = _wanted_from(request)
         terms = _terms_from(request, batch_size)
         opened = await self._opened(request, wanted, batch_size)
-        age = self._stream_age * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+        age = self._subscription_age * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
         yield Outgoing(_started(opened, terms), terms.stall_seconds)
         async with aclosing(opened.follow(heartbeat=terms.heartbeat_seconds, age=age)) as events:
             async for event in events:
