@@ -189,7 +189,7 @@ async def test_draining_waits_for_what_was_accepted_and_takes_nothing_new() -> N
 
 
 async def test_draining_ends_though_a_commit_does_not() -> None:
-    store, appender, _ = made()
+    _, appender, _ = made()
     (held,) = await submitted(appender, "1")
     await appender.drain(0.01)
     with pytest.raises(Draining):
