@@ -1,1 +1,1 @@
-"""The engine around the log: committing appends, knowing the head, following from a cursor."""
+"""The engine around the log: committing appends, knowing heads, keeping the newest records, following from a cursor."""
