@@ -37,8 +37,7 @@ class Refusal:
     async def end(self, context: Context) -> None:
         details = [error_details_pb2.ErrorInfo(reason=self.reason, domain="hivemem.dev", metadata=self.metadata)]
         if self.retry_delay is not None:
-            delay = Duration(nanos=int(self.retry_delay * 1e9))
-            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+            details.append(error_details_pb2.RetryInfo(retry_delay=seconds(self.retry_delay)))
         status = status_pb2.Status(message="refused by the script")
         for detail in details:
             status.details.append(packed(detail))
@@ -77,8 +76,10 @@ class Script:
     calls: list[Refusal | None] = field(default_factory=list)
     # For each stream of appends; a Failure refuses one append in-band.
     append_streams: list[list[Answers | Unanswered | Failure | Refusal | Silence]] = field(default_factory=list)
+    waits: list[messages.WaitEpisodesResponse] = field(default_factory=list)
     # What came in.
     requests: list[messages.SubscribeEpisodesRequest] = field(default_factory=list)
+    wait_requests: list[messages.WaitEpisodesRequest] = field(default_factory=list)
     openings: list[messages.AppendEpisodeStreamRequest.Open] = field(default_factory=list)
     # Ids of the appends of each stream, and the position of what was stored.
     append_ids: list[list[str]] = field(default_factory=list)
@@ -101,6 +102,12 @@ class Script:
                     await asyncio.Event().wait()
                 else:
                     yield step
+
+    async def wait_episodes(
+        self, request: messages.WaitEpisodesRequest, context: Context
+    ) -> messages.WaitEpisodesResponse:
+        self.wait_requests.append(request)
+        return self.waits.pop(0) if len(self.waits) > 1 else self.waits[0]
 
     async def append_episode_stream(
         self, requests: AsyncIterator[messages.AppendEpisodeStreamRequest], context: Context
@@ -177,6 +184,11 @@ class Script:
                     request_deserializer=messages.SubscribeEpisodesRequest.FromString,
                     response_serializer=Response.SerializeToString,
                 ),
+                "WaitEpisodes": grpc.unary_unary_rpc_method_handler(
+                    self.wait_episodes,
+                    request_deserializer=messages.WaitEpisodesRequest.FromString,
+                    response_serializer=messages.WaitEpisodesResponse.SerializeToString,
+                ),
                 "AppendEpisodeStream": grpc.stream_stream_rpc_method_handler(
                     self.append_episode_stream,
                     request_deserializer=messages.AppendEpisodeStreamRequest.FromString,
@@ -210,29 +222,40 @@ async def script() -> AsyncIterator[Script]:
 
 def started(position: int = 0, *, heartbeat: float = 10.0) -> Response:
     return Response(
-        started=Response.Started(
-            cursor=cursor(position),
-            position=position,
-            heartbeat_interval=Duration(seconds=int(heartbeat), nanos=round(heartbeat % 1 * 1e9)),
-        )
+        started=Response.Started(cursor=cursor(position), position=position, heartbeat_interval=seconds(heartbeat))
     )
 
 
-def batch(*positions: int) -> Response:
-    records = [LogRecord(position=position, episode=Episode(position=position)) for position in positions]
-    return Response(batch=Response.Batch(records=records, cursor=cursor(positions[-1])))
+def batch(*positions: int, score: float | None = None) -> Response:
+    return Response(batch=Response.Batch(records=records(*positions, score=score), cursor=cursor(positions[-1])))
+
+
+def records(*positions: int, score: float | None = None) -> list[LogRecord]:
+    return [
+        LogRecord(position=position, score=score, episode=Episode(position=position, episode_id=f"e{position}"))
+        for position in positions
+    ]
 
 
 def caught_up(position: int) -> Response:
     return Response(caught_up=Response.CaughtUp(cursor=cursor(position), position=position))
 
 
+def fell_behind(position: int) -> Response:
+    return Response(fell_behind=Response.FellBehind(cursor=cursor(position), position=position))
+
+
 def progress(position: int) -> Response:
     return Response(progress=Response.Progress(cursor=cursor(position), position=position))
 
 
-def going_away(position: int) -> Response:
-    return Response(going_away=Response.GoingAway(cursor=cursor(position), position=position))
+def going_away(position: int, *, retry_delay: float | None = None) -> Response:
+    delay = None if retry_delay is None else seconds(retry_delay)
+    return Response(going_away=Response.GoingAway(cursor=cursor(position), position=position, retry_delay=delay))
+
+
+def seconds(span: float) -> Duration:
+    return Duration(seconds=int(span), nanos=round(span % 1 * 1e9))
 
 
 def cursor(position: int) -> bytes:

@@ -6,6 +6,8 @@
         await researcher.append(summary="…", decisions=["…"], open_threads=["…"])
         hits = await session.search("pricing of competitors", limit=5)
 
+A script without asyncio follows the log with `for episode in hivemem.follow("localhost:7400"): …`.
+
 Everything that may be used is listed here; modules whose names begin with `_` may change at any time.
 """
 
@@ -71,6 +73,7 @@ from hivemem._errors import (
     VersionConflict,
     WrongThreadState,
 )
+from hivemem._follower import Follower, follow
 from hivemem._ids import uuid7
 from hivemem._models import (
     AgentInfo,
@@ -181,6 +184,7 @@ __all__ = [
     "FenceStale",
     "FieldViolation",
     "Filter",
+    "Follower",
     "HivememError",
     "IndexBehind",
     "IndexStats",
@@ -261,6 +265,7 @@ __all__ = [
     "VersionConflict",
     "Writer",
     "WrongThreadState",
+    "follow",
     "uuid7",
 ]
 

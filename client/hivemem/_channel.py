@@ -26,7 +26,7 @@ from hivemem.v1.session_service_pb2_grpc import SessionServiceStub
 from hivemem.v1.thread_service_pb2_grpc import ThreadServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from hivemem.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from hivemem.v1.episode_service_pb2 import (
@@ -247,8 +247,9 @@ class Channel:
 class Stream(Generic[Response]):
     """One stream of messages from the server.
 
-    It holds no more than one message. `silence` is how long a read may take, in seconds, before the stream is
-    taken for dead; the time in which nobody reads does not count.
+    It holds no more than one message. `silence` is how long a message may be waited for, in seconds, before the
+    stream is taken for dead; the time in which nobody waits does not count, also between two reads of which the first
+    was cancelled.
     """
 
     def __init__(self, call: StreamCall[Response], connection: Connection, channel: Channel) -> None:
@@ -258,6 +259,7 @@ class Stream(Generic[Response]):
         self._connection = connection
         self._channel = channel
         self._reading: asyncio.Task[Response | HivememError | None] | None = None
+        self._waited = 0.0  # for the message that is being read
         self._ended_because: HivememError | None = None
         self._first_status: grpc.aio.AioRpcError | None = None
         call.add_done_callback(self._note_status)
@@ -270,17 +272,32 @@ class Stream(Generic[Response]):
         """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="hivemem stream")
+            self._waited = 0.0
         reading = self._reading
-        await asyncio.wait({reading})
+        with self._waiting():
+            await asyncio.wait({reading})
         self._reading = None
         return _message(reading.result())
 
     async def receive(self) -> Response | None:
         """As `read`, at less cost: being cancelled ends the stream."""
-        return _message(await self._read())
+        self._waited = 0.0
+        with self._waiting():
+            return _message(await self._read())
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Takes the stream for dead when too much time has been spent in here for one message."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        timer = loop.call_later(self.silence - self._waited, self._take_for_dead)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._waited += loop.time() - since
 
     async def _read(self) -> Response | HivememError | None:
-        timer = asyncio.get_running_loop().call_later(self.silence, self._take_for_dead)
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -289,8 +306,6 @@ class Stream(Generic[Response]):
             if self._ended_because is None and _is_being_cancelled():
                 raise
             return self._ended_because or self._connection.cancelled()
-        finally:
-            timer.cancel()
         return None if message is grpc.aio.EOF else cast("Response", message)
 
     def _note_status(self, call: StreamCall[Response]) -> None:

@@ -76,6 +76,10 @@ class Reading(Narrowing, total=False):
     after: bytes | int | datetime | Start | None
     # Kinds of log records for `records`: episodes only if not given.
     record_kinds: Sequence[_models.RecordKind | str]
+    # Only what is close to this text in meaning, each once it is indexed, in log order, with its score.
+    relevant_to: str | None
+    # Lowest score of that, 0 to 1: the model's own threshold if not given.
+    min_score: float | None
     # Records that the client holds at most: 500 if not given, at most 1,000.
     max_batch_size: int
 
@@ -87,6 +91,8 @@ class Subscribing(Reading, total=False):
     heartbeat: float
     # Name of a cursor to start after, if there is one, and to commit for each batch that is finished with.
     durable: str
+    # Ends it, as a list ends, once everything that was there has been given out.
+    until_caught_up: bool
 
 
 class Waiting(Reading, total=False):
@@ -286,6 +292,8 @@ class Client:
 
         With `durable`, a name, it goes on where the last subscription of that name stopped; `after` is for the first
         one only. Give each reader a name of its own: of two that share one, the slower ends with CursorConflict.
+        With `relevant_to` it raises EmbedderUnavailable if the server cannot tell at the start what is close; later
+        that is an outage like others.
         """
         after = choices.get("after")
         request = episode_messages.SubscribeEpisodesRequest(
@@ -293,10 +301,16 @@ class Client:
             start=_convert.start_message(Start.BEGINNING if after is None else after),
             filter=_filter_message(Subscribing, choices),
             record_kinds=_convert.record_kind_numbers(choices.get("record_kinds", ())),
+            relevance=_convert.relevance_message(choices.get("relevant_to"), choices.get("min_score")),
             heartbeat_interval=_convert.duration_message(choices.get("heartbeat")),
             max_batch_size=choices.get("max_batch_size", 0),
         )
-        subscription = Subscription(self._connection, request, durable=choices.get("durable"))
+        subscription = Subscription(
+            self._connection,
+            request,
+            durable=choices.get("durable"),
+            until_caught_up=choices.get("until_caught_up", False),
+        )
         self._subscriptions.add(subscription)
         return subscription
 
@@ -312,6 +326,7 @@ class Client:
             start=_convert.start_message(Start.BEGINNING if after is None else after),
             filter=_filter_message(Waiting, choices),
             record_kinds=_convert.record_kind_numbers(choices.get("record_kinds", ())),
+            relevance=_convert.relevance_message(choices.get("relevant_to"), choices.get("min_score")),
             timeout=_convert.duration_message(timeout),
             max_batch_size=choices.get("max_batch_size", 0),
         )

@@ -275,6 +275,15 @@ def record_kind_numbers(kinds: Iterable[_models.RecordKind | str]) -> list[types
     return [_record_kinds.write(kind) for kind in listed("record_kinds", kinds)]
 
 
+def relevance_message(relevant_to: str | None, min_score: float | None) -> episode_service_pb2.RelevanceQuery | None:
+    """A standing query; None stays unset."""
+    if relevant_to is None:
+        if min_score is not None:
+            raise TypeError("min_score says how close to relevant_to: give both, or neither")
+        return None
+    return episode_service_pb2.RelevanceQuery(relevant_to=relevant_to, min_score=min_score)
+
+
 def session_state_number(state: _models.SessionState | str | None) -> session_service_pb2.SessionState.ValueType:
     """State of a session; None is any."""
     number: session_service_pb2.SessionState.ValueType = _session_states.write(state or _models.SessionState.UNKNOWN)

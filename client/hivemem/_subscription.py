@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hivemem import _convert
 from hivemem._backoff import Backoff
 from hivemem._durable import DurableCursor
-from hivemem._errors import Closed, HivememError, SlowConsumer, Unavailable
+from hivemem._errors import Closed, EmbedderUnavailable, HivememError, SlowConsumer, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -39,6 +39,8 @@ class Subscription:
     goes on without loss or repeat. It reads as fast as it is iterated over and holds one batch; take as much
     time as you like for an episode. `asyncio.timeout` around it is fine: iterate again, and nothing is lost.
 
+    With `until_caught_up` it ends, as a list ends, once everything that was there has been given out.
+
     One task at a time may iterate over it. Leaving the loop with `break` keeps it open for more; it ends when
     it is closed, when its client is closed, or when nothing refers to it any more.
 
@@ -48,20 +50,31 @@ class Subscription:
     """
 
     def __init__(
-        self, connection: Connection, request: SubscribeEpisodesRequest, *, durable: str | None = None
+        self,
+        connection: Connection,
+        request: SubscribeEpisodesRequest,
+        *,
+        durable: str | None = None,
+        until_caught_up: bool = False,
     ) -> None:
         self._connection = connection
         self._durable = DurableCursor(connection, request.namespace, durable) if durable is not None else None
         self._due = False  # a batch was taken since the last commit
+        self._until_caught_up = until_caught_up
+        self._complete = False  # it ended because it had caught up
         self._request = request
         self._stream: Stream[SubscribeEpisodesResponse] | None = None
+        self._started = False  # a server has taken it on, at least once
+        self._fruitful = False  # this stream has brought news
+        self._trouble = ""  # why there is no stream
         self._backoff = Backoff()
-        self._pause = 0.0
+        self._next_try = 0.0  # on the clock of the event loop
         self._batch: Iterator[LogRecordMessage] = iter(())
         self._batch_cursor: bytes | None = None
         self._cursor: bytes | None = None
         self._given = 0
         self._position = 0
+        self._score: float | None = None
         self._caught_up = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -84,6 +97,11 @@ class Subscription:
         return self._cursor
 
     @property
+    def score(self) -> float | None:
+        """How close the record given out last is to `relevant_to`, 0 to 1; None without one."""
+        return self._score
+
+    @property
     def caught_up(self) -> bool:
         """Whether everything that was there has been given out, and what follows is live."""
         return self._caught_up.is_set() and not self._ended.is_set()
@@ -94,7 +112,7 @@ class Subscription:
         Raises Closed if it ends before that.
         """
         await self._caught_up.wait()
-        if self._ended.is_set():
+        if self._ended.is_set() and not self._complete:
             raise Closed("this subscription has ended")
 
     async def __aenter__(self) -> Self:
@@ -110,7 +128,7 @@ class Subscription:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the subscription at once; an iteration under way in another task ends normally."""
+        """Ends the subscription at once; an iteration under way, also in another task, ends normally."""
         self._end()
         if self._stream is not None:
             await self._stream.aclose()
@@ -146,38 +164,52 @@ class Subscription:
 
     async def _next(self) -> LogRecordMessage | None:
         """The next record, None at the end. Whoever asks for it has finished with the one before."""
-        self._position = max(self._position, self._given)
-        while True:
-            for record in self._batch:
-                if record.position > self._given:
-                    self._given = record.position
-                    return record
+        while (record := self._held()) is None and not self._ended.is_set():
             self._cursor = self._batch_cursor
             if self._durable is not None and (self._due or self._durable.stored is None):
                 await self._commit(self._durable)
-            message = await self._message()
-            if message is None:
-                return None
-            self._take(message)
+            if (message := await self._message()) is not None:
+                self._take(message)
+        return record
+
+    def _held(self) -> LogRecordMessage | None:
+        """The next record of the batch at hand, None if there is none left. It asks nobody, as `_next` may."""
+        self._position = max(self._position, self._given)
+        if self._ended.is_set():
+            return None
+        for record in self._batch:
+            if record.position > self._given:
+                self._given = record.position
+                self._score = record.score if record.HasField("score") else None
+                return record
+        return None
 
     async def _message(self) -> SubscribeEpisodesResponse | None:
         """The next message, from as many streams as it takes; None at the end."""
+        if self._until_caught_up and self._caught_up.is_set():
+            self._complete = True
+            self._end()
         while not self._ended.is_set():
             try:
-                message = await self._read()
+                if (message := await self._read()) is not None:
+                    return message
             except Closed:
                 break
-            except (Unavailable, SlowConsumer) as error:
+            except HivememError as error:
+                if not self._is_passing(error):
+                    self._fail()
+                    raise
                 self._lose_stream(str(error), error.retry_delay)
-            except HivememError:
-                self._fail()
-                raise
             else:
-                if message is not None:
-                    return message
                 self._lose_stream("the server ended the stream", None)
         self._end()
         return None
+
+    def _is_passing(self, error: HivememError) -> bool:
+        """Whether trying again may mend it. A server without an embedder at the start is a mistake, later an outage."""
+        if isinstance(error, EmbedderUnavailable):
+            return self._started
+        return isinstance(error, (Unavailable, SlowConsumer))
 
     async def _read(self) -> SubscribeEpisodesResponse | None:
         if self._stream is None:
@@ -185,6 +217,7 @@ class Subscription:
             if self._durable is not None and not self._durable.recalled:
                 await self._recall(self._durable)
             self._stream = self._connection.subscribe(self._request)
+            self._fruitful = False
         return await self._stream.read()
 
     async def _recall(self, durable: DurableCursor) -> None:
@@ -213,23 +246,28 @@ class Subscription:
         await self._commit(durable)
 
     async def _rest(self) -> None:
-        """Sleeps between two streams, unless the subscription is closed meanwhile."""
+        """Sleeps between two streams, unless the subscription is closed meanwhile.
+
+        Whoever cancels it again and again, with a short timeout, does not put the next try off.
+        """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._pause):
+            async with asyncio.timeout_at(self._next_try):
                 await self._ended.wait()
         if self._ended.is_set():
             raise Closed("this subscription is closed")
 
-    def _lose_stream(self, reason: str, retry_delay: float | None) -> None:
+    def _lose_stream(self, reason: str, retry_delay: float | None, *, at_once: bool = False) -> None:
         """Lets go of the stream; the next one goes on where it stopped."""
         if self._stream is not None:
             self._stream.cancel()
         self._stream = None
         self._caught_up.clear()
-        self._pause = self._backoff.next(retry_delay)
+        self._trouble = reason
+        pause = 0.0 if at_once else self._backoff.next(retry_delay)
+        self._next_try = asyncio.get_running_loop().time() + pause
         if self._cursor is not None:
             self._request.start.cursor = self._cursor
-        _logger.info("subscription connects again in %.1f s: %s", self._pause, reason)
+        _logger.info("subscription connects again in %.1f s: %s", pause, reason)
 
     def _take(self, message: SubscribeEpisodesResponse) -> None:
         """Takes note of a message. When it is read, all records before it are finished with."""
@@ -247,8 +285,9 @@ class Subscription:
         elif kind == "fell_behind":
             self._caught_up.clear()
         elif kind == "going_away":
-            self._follow(message.going_away)
-        if kind != "started":
+            self._move_on(message.going_away)
+        if kind not in ("started", "going_away"):
+            self._fruitful = True
             self._backoff.reset()
 
     def _note_progress(self, message: Any) -> None:
@@ -256,10 +295,13 @@ class Subscription:
         self._position = max(self._position, message.position)
 
     def _note_start(self, started: SubscribeEpisodesResponse.Started) -> None:
+        self._started = True
+        self._trouble = ""
         if self._stream is not None:
             heartbeat = _convert.duration(started.heartbeat_interval).total_seconds()
             self._stream.silence = heartbeat * _MISSED_HEARTBEATS
 
-    def _follow(self, going_away: SubscribeEpisodesResponse.GoingAway) -> None:
+    def _move_on(self, going_away: SubscribeEpisodesResponse.GoingAway) -> None:
+        """Goes to the next server when this one says, which may be at once; but not in a circle without a pause."""
         delay = _convert.duration(going_away.retry_delay).total_seconds()
-        self._lose_stream("the server is going away", delay)
+        self._lose_stream("the server is going away", delay, at_once=self._fruitful and not delay)

@@ -240,7 +240,15 @@ async def test_mistakes_are_one_line_each(command: Command, study: hivemem.Sessi
 
 
 @pytest.mark.parametrize(
-    "arguments", [["tail"], ["tail", "s", "--from", "x"], ["resume"], ["--nonsense"], ["search", "x", "--limit", "0"]]
+    "arguments",
+    [
+        ["tail"],
+        ["tail", "s", "--from", "x"],
+        ["tail", "s", "--min-score", "1"],
+        ["resume"],
+        ["--nonsense"],
+        ["search", "x", "--limit", "0"],
+    ],
 )
 async def test_arguments_that_make_no_sense_are_one_line_each(command: Command, arguments: list[str]) -> None:
     done = await command(*arguments)

@@ -129,6 +129,25 @@ async def test_a_clean_exit_commits_what_was_given_out_in_full_and_an_exception_
         assert await committed(memory) == 4
 
 
+async def test_a_script_that_reads_durably_commits_as_others_do(memory: hivemem.Client) -> None:
+    session = await memory.session("s")
+    await write(session, 5)
+
+    def read(count: int) -> list[int]:
+        with hivemem.follow(memory.address, session="s", durable="writer", max_batch_size=2, timeout=WAIT) as episodes:
+            return [next(episodes).position for _ in range(count)]
+
+    def read_all() -> list[int]:
+        with hivemem.follow(memory.address, durable="writer", until_caught_up=True, timeout=WAIT) as episodes:
+            return [episode.position for episode in episodes]
+
+    assert await asyncio.to_thread(read, 3) == [1, 2, 3]
+    assert await committed(memory) == 2
+    assert await asyncio.to_thread(read_all) == [3, 4, 5]
+    assert await committed(memory) == 5
+    assert await asyncio.to_thread(read_all) == []
+
+
 async def test_a_cancelled_read_loses_no_commit(memory: hivemem.Client) -> None:
     session = await memory.session("s")
     await write(session, 1)

@@ -41,6 +41,30 @@ async def test_what_is_there_comes_first_and_then_what_is_new(memory: hivemem.Cl
         assert await reading == new
 
 
+async def test_the_whole_namespace_comes_in_one_order_and_no_other(memory: hivemem.Client) -> None:
+    await memory.create_namespace("other")
+    async with hivemem.Client(memory.address, namespace="other") as stranger:
+        await write(await stranger.session("s"), 3)
+    written = [position for name in ("s", "t", "s") for position in await write(await memory.session(name), 2, name)]
+    async with asyncio.timeout(WAIT), memory.subscribe(until_caught_up=True) as stream:
+        seen = [(episode.position, episode.session_id) async for episode in stream]
+    assert seen == list(zip(written, ("s", "s", "t", "t", "s", "s"), strict=True))
+
+
+async def test_a_script_gets_the_same_without_asyncio(memory: hivemem.Client) -> None:
+    session = await memory.session("s")
+    there = await write(session, 400)
+    follower = await asyncio.to_thread(lambda: hivemem.follow(memory.address, session="s", timeout=WAIT))
+
+    def take(count: int) -> list[int]:
+        return [next(follower).position for _ in range(count)]
+
+    assert await asyncio.to_thread(take, len(there)) == there
+    reading = asyncio.create_task(asyncio.to_thread(take, 5))
+    assert await write(session, 5) == await reading
+    follower.close()
+
+
 async def test_own_episodes_can_be_left_out_and_starts_are_after_a_point(memory: hivemem.Client) -> None:
     session = await memory.session("s")
     mine = await write(session, 2, "writer")

@@ -9,8 +9,10 @@ def test_pauses_double_up_to_a_bound_and_are_shortened_by_half_at_most() -> None
         assert bound / 2 <= backoff.next() <= bound
 
 
-def test_a_delay_that_the_server_asks_for_is_kept() -> None:
-    assert Backoff(first=0.1).next(3.0) == 3.0
+def test_a_delay_that_the_server_asks_for_is_kept_and_spread() -> None:
+    pauses = {Backoff(first=0.1).next(3.0) for _ in range(20)}
+    assert len(pauses) > 1
+    assert all(3.0 <= pause <= 3.75 for pause in pauses)
 
 
 def test_after_a_success_it_starts_again() -> None:

@@ -13,7 +13,7 @@ def test_the_public_names_are_these() -> None:
         ConnectionFailed CursorConflict CursorDiverged CursorExpired CursorForeign CursorMalformed
         CursorNotFound DataLoss DatabaseUnavailable DeadlineExceeded Decision Draining EmbedderUnavailable
         Episode EpisodeErased EpisodeIdReused EpisodeNotFound EpisodeWithNeighbours Expectation FactChange
-        FactNotFound FailedPrecondition FenceStale FieldViolation Filter HivememError IndexBehind IndexStats
+        FactNotFound FailedPrecondition FenceStale FieldViolation Filter Follower HivememError IndexBehind IndexStats
         InternalError InvalidArgument InvalidField LogRecord Message MessageRole ModelUnknown
         NamedCursor NamespaceDamaged NamespaceExists NamespaceInfo NamespaceNotFound NamespaceSettings NewDecision
         NewEpisode NewThread NoStream NotFound Omission OpenThread OperationNotFound OutOfRange Overloaded
@@ -24,7 +24,7 @@ def test_the_public_names_are_these() -> None:
         SessionState SessionSummary Shortfall SlowConsumer StandingDecision Start Stats StorageFull
         StreamExists Subscription Thread ThreadEvent ThreadEventType ThreadNotFound ThreadOrder
         ThreadReference ThreadState TimeRange TooLarge Unauthenticated Unavailable Unimplemented
-        VectorInvalid VersionConflict Writer WrongThreadState uuid7
+        VectorInvalid VersionConflict Writer WrongThreadState follow uuid7
     """
     assert hivemem.__all__ == public.split()
 

@@ -2,12 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from typing import TYPE_CHECKING
 
 import grpc
 import hivemem
 import pytest
-from fix_scripted import Refusal, Script, Silence, batch, caught_up, cursor, going_away, progress, started
+from fix_scripted import (
+    Refusal,
+    Script,
+    Silence,
+    batch,
+    caught_up,
+    cursor,
+    fell_behind,
+    going_away,
+    progress,
+    records,
+    started,
+)
+from hivemem.v1.episode_service_pb2 import WaitEpisodesResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,6 +90,82 @@ async def test_a_server_that_goes_away_is_left_for_the_next(memory: hivemem.Clie
         assert await taken(stream, 2) == [1, 6]
         assert script.open_streams == 1
     assert script.requests[1].start.cursor == cursor(5)
+
+
+async def test_a_server_that_ages_its_streams_loses_and_repeats_nothing(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [
+        [started(start), batch(start + 1, start + 2), progress(start + 2), batch(start + 3), going_away(start + 3)]
+        for start in range(0, 300, 3)
+    ]
+    script.streams.append([started(300), Silence()])
+    async with memory.subscribe() as stream:
+        assert await taken(stream, 300) == list(range(1, 301))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.2)
+    assert [request.start.cursor for request in script.requests[1:]] == [cursor(end) for end in range(3, 303, 3)]
+
+
+async def test_a_server_that_goes_away_says_when_to_connect_again(
+    memory: hivemem.Client, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hivemem")
+    script.streams = [
+        [started(), batch(1), going_away(1)],
+        [started(1), batch(2), going_away(2, retry_delay=0.4)],
+        [started(2), going_away(2)],
+        [started(2), batch(3), Silence()],
+    ]
+    async with memory.subscribe() as stream:
+        assert await taken(stream, 3) == [1, 2, 3]
+    at_once, asked_for, fruitless = pauses(caplog)
+    assert at_once == 0.0
+    assert 0.4 <= asked_for <= 0.5
+    assert fruitless > 0.0
+
+
+async def test_pauses_grow_while_there_is_no_server_and_start_again_after_news(
+    memory: hivemem.Client, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hivemem")
+    script.streams = [[GONE], [started(), GONE], [GONE], [started(), batch(1), GONE], [started(1), batch(2), Silence()]]
+    async with memory.subscribe() as stream:
+        assert await taken(stream, 2) == [1, 2]
+    *growing, afterwards = pauses(caplog)
+    assert [bound / 2 <= pause <= bound for pause, bound in zip(growing, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
+    assert afterwards <= 0.1
+
+
+def pauses(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """The pauses before new streams, as the subscription tells of them."""
+    found = [record.args for record in caplog.records if "connects again" in record.getMessage()]
+    return [args[0] for args in found if isinstance(args, tuple) and isinstance(args[0], float)]
+
+
+async def test_short_timeouts_around_it_do_not_put_the_next_try_off(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [
+        [Refusal(code=grpc.StatusCode.UNAVAILABLE, reason="DRAINING", retry_delay=0.5)],
+        [started(), batch(1), Silence()],
+    ]
+    async with memory.subscribe() as stream:
+        while (episode := await within(stream, 0.1)) is None:
+            pass
+    assert episode.position == 1
+
+
+async def test_short_timeouts_around_it_do_not_hide_a_dead_stream(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [[started(heartbeat=0.2), Silence()], [started(), batch(1), Silence()]]
+    async with memory.subscribe() as stream:
+        while (episode := await within(stream, 0.1)) is None:
+            pass
+    assert episode.position == 1
+
+
+async def within(stream: hivemem.Subscription, seconds: float) -> hivemem.Episode | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(stream)
+    except TimeoutError:
+        return None
 
 
 async def test_a_silent_stream_is_taken_for_dead(memory: hivemem.Client, script: Script) -> None:
@@ -149,6 +239,85 @@ async def test_another_task_can_wait_until_it_has_caught_up(memory: hivemem.Clie
         assert stream.caught_up
         assert stream.position == 1
         reading.cancel()
+
+
+async def test_who_falls_behind_has_to_catch_up_again(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [[started(), caught_up(0), batch(1), fell_behind(1), batch(2), caught_up(2), batch(3), Silence()]]
+    async with memory.subscribe() as stream:
+        seen = []
+        for _ in range(3):
+            await anext(stream)
+            seen.append(stream.caught_up)
+    assert seen == [True, False, True]
+
+
+async def test_it_ends_when_it_has_caught_up_if_that_is_asked_for(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [[started(), batch(1, 2), GONE], [started(2), batch(3), caught_up(5), batch(6), Silence()]]
+    stream = memory.subscribe(until_caught_up=True)
+    assert [episode.position async for episode in stream] == [1, 2, 3]
+    assert (stream.position, stream.cursor) == (5, cursor(5))
+    await stream.wait_caught_up()
+    await stream.aclose()
+    await script.all_ended.wait()
+
+
+async def test_closing_in_the_middle_of_a_batch_ends_it_at_once(memory: hivemem.Client, script: Script) -> None:
+    script.streams = [[started(), batch(1, 2, 3), Silence()]]
+    seen = []
+    stream = memory.subscribe()
+    async for episode in stream:
+        seen.append(episode.position)
+        await stream.aclose()
+    assert seen == [1]
+    assert stream.cursor == cursor(0)
+
+
+async def test_a_standing_query_goes_to_the_server_and_its_scores_come_back(
+    memory: hivemem.Client, script: Script
+) -> None:
+    script.streams = [[started(), batch(1, score=0.75), batch(2, score=0.0), batch(3), Silence()]]
+    async with memory.subscribe(relevant_to="pricing", min_score=0.0) as stream:
+        seen = [(await anext(stream), stream.score)[1] for _ in range(3)]
+    assert seen == [0.75, 0.0, None]
+    async with memory.subscribe(relevant_to="pricing") as stream:
+        assert [record.score async for record in first(stream, 2)] == [0.75, 0.0]
+    query, without_score = (request.relevance for request in script.requests)
+    assert (query.relevant_to, query.HasField("min_score"), query.min_score) == ("pricing", True, 0.0)
+    assert (without_score.relevant_to, without_score.HasField("min_score")) == ("pricing", False)
+
+
+async def first(stream: hivemem.Subscription, count: int) -> AsyncIterator[hivemem.LogRecord]:
+    records = stream.records()
+    for _ in range(count):
+        yield await anext(records)
+
+
+async def test_a_wait_takes_a_standing_query_too(memory: hivemem.Client, script: Script) -> None:
+    script.waits = [WaitEpisodesResponse(records=records(4, 6, score=0.5), cursor=cursor(6), position=6)]
+    found = await memory.wait(relevant_to="pricing", min_score=0.4)
+    assert [(record.position, record.score) for record in found.records] == [(4, 0.5), (6, 0.5)]
+    await memory.wait()
+    query, nothing = script.wait_requests
+    assert (query.relevance.relevant_to, query.relevance.min_score) == ("pricing", 0.4)
+    assert not nothing.HasField("relevance")
+
+
+async def test_a_score_without_a_standing_query_is_a_mistake_of_the_caller(memory: hivemem.Client) -> None:
+    with pytest.raises(TypeError, match="relevant_to"):
+        memory.subscribe(min_score=0.4)
+    with pytest.raises(TypeError, match="relevant_to"):
+        await memory.wait(min_score=0.4)
+
+
+async def test_a_server_without_an_embedder_is_told_at_the_start_and_waited_for_later(
+    memory: hivemem.Client, script: Script
+) -> None:
+    without = Refusal(code=grpc.StatusCode.UNAVAILABLE, reason="EMBEDDER_UNAVAILABLE", retry_delay=0.01)
+    script.streams = [[without], [started(), batch(1), without], [without], [started(1), batch(2), Silence()]]
+    with pytest.raises(hivemem.EmbedderUnavailable):
+        await anext(memory.subscribe(relevant_to="pricing"))
+    async with memory.subscribe(relevant_to="pricing") as stream:
+        assert await taken(stream, 2) == [1, 2]
 
 
 async def test_waiting_to_catch_up_ends_with_the_subscription(memory: hivemem.Client, script: Script) -> None:

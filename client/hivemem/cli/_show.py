@@ -24,9 +24,9 @@ _HARMLESS = {code: "�" for code in (*range(32), *range(127, 160)) if code not 
 _NARROWEST_TEXT = 20
 
 
-def json_line(value: object) -> None:
-    """Writes a value as one JSON document on a line of its own."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False) + "\n")
+def json_line(value: object, **more: float | None) -> None:
+    """Writes a value as one JSON document on a line of its own, with what more there is to say of it."""
+    sys.stdout.write(json.dumps({**_plain(value), **more} if more else _plain(value), ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 

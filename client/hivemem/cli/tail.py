@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hivemem._models import Filter, PositionRange, Start
+from hivemem._models import Start
 from hivemem.cli import _show
 from hivemem.cli._options import DEFAULT_ADDRESS, Address, Json, Namespace, connected
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from hivemem._models import Episode
-    from hivemem._session import Session
+    from hivemem._client import Subscribing
 
 
 def register(app: typer.Typer) -> None:
@@ -32,13 +29,28 @@ def tail(
     ] = None,
     start: Annotated[str, typer.Option("--from", help="`beginning`, `now`, or after a position.")] = "beginning",
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Whether to wait for more.")] = True,
+    relevant_to: Annotated[
+        str | None, typer.Option("--relevant-to", help="Only what is close to this in meaning, with its score.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", min=0, max=1, help="How close, 0 to 1, with --relevant-to.")
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
     namespace: Namespace = "default",
     as_json: Json = False,
 ) -> None:
     """Shows the episodes of a session as they come, until Ctrl-C."""
+    if min_score is not None and relevant_to is None:
+        raise typer.BadParameter("takes --relevant-to with it", param_hint="--min-score")
+    choices: Subscribing = {
+        "after": _point(start),
+        "agents": agent or [],
+        "until_caught_up": not follow,
+        "relevant_to": relevant_to,
+        "min_score": min_score,
+    }
     _tell_of_lost_connections()
-    asyncio.run(_tail(address, namespace, session, agent or [], _point(start), follow=follow, as_json=as_json))
+    asyncio.run(_tail(address, namespace, session, choices, as_json=as_json))
 
 
 def _point(start: str) -> Start | int:
@@ -57,22 +69,15 @@ def _tell_of_lost_connections() -> None:
     logger.setLevel(logging.INFO)
 
 
-async def _tail(
-    address: str, namespace: str, session_id: str, agents: list[str], start: Start | int, *, follow: bool, as_json: bool
-) -> None:
+async def _tail(address: str, namespace: str, session_id: str, choices: Subscribing, *, as_json: bool) -> None:
     page = _show.Page()
     async with connected(address, namespace) as memory:
         session = await memory.get_session(session_id)
-        episodes = session.subscribe(after=start, agents=agents) if follow else _there(session, agents, start)
-        async for episode in episodes:
-            if as_json:
-                _show.json_line(episode)
-            else:
-                page.episode(episode)
-
-
-def _there(session: Session, agents: list[str], start: Start | int) -> AsyncIterator[Episode]:
-    """What is there already, after the start."""
-    after = {Start.BEGINNING: 0, Start.NOW: session.info.last_position}
-    position = start if isinstance(start, int) else after[start]
-    return session.episodes(agents=agents, filter=Filter(positions=PositionRange(after=position)))
+        async with session.subscribe(**choices) as episodes:
+            async for episode in episodes:
+                if not as_json:
+                    page.episode(episode, score=episodes.score)
+                elif choices["relevant_to"] is None:
+                    _show.json_line(episode)
+                else:
+                    _show.json_line(episode, score=episodes.score)
