@@ -1,18 +1,28 @@
 -- append_v2: stores the episodes of one or more appends to the log of one namespace, in one transaction.
 --
--- It promises and returns what append_v1 does, in less time: appends that meet nothing are stored together, by one
--- statement, and all others one by one, in their place, by append_v1. An append meets nothing if it is `a_plain`, its
--- session is open, its agent has written before, and none of its ids is known. What is met is looked up for all appends
--- after the lock is taken and before anything is written. It stays true while they are stored in their order: sessions
--- do not close meanwhile, and no id of a plain append comes twice.
+-- An append is all or nothing; one that is refused does not touch the others. What is promised:
+--   * Positions are dense and commit in their order: the namespace's row is locked before a position is drawn and until
+--     the commit. The row is locked, never updated: the head is the last key of the log.
+--   * Sending an episode again returns what was stored the first time. This is checked before anything else, and in a
+--     statement after the one that locks: in READ COMMITTED only a later statement sees what the lock waited for.
+--   * Everything is checked before anything is written, so no savepoints are needed.
 --
--- Arguments beside those of append_v1: `a_plain`: the append asks nothing of the log (no expectation but `any`, no
--- condition, no thread that it ends, no decision that it supersedes), and no id of its episodes, decisions and threads
--- comes a second time in this call; decisions and threads as arrays with one element each, in order, where `d_episode`
--- and `t_episode` are the index of the episode from 1, the ordinals are the place in it, and `t_tags` are array
--- literals.
+-- Appends that meet nothing are stored together, by one statement; all others one by one, in their place, by append_v1,
+-- which tells why one is refused. An append meets nothing if it is `a_plain`, its session is open, its agent has written
+-- before, and none of its ids is known. What is met is looked up for all appends after the lock is taken and before
+-- anything is written. It stays true while they are stored in their order: sessions do not close meanwhile, and no id of
+-- a plain append comes twice.
 --
--- The rows of an append may come in any order; their positions tell it.
+-- Arguments: the namespace's key; arrays with one element an append (session, agent, expectation: 0 any, 1 no stream,
+-- 2 stream exists, 3 exactly `revision`; `a_plain`: it asks nothing of the log, that is no expectation but `any`, no
+-- condition, no thread that it ends, no decision that it supersedes, and no id of its episodes, decisions and threads
+-- comes a second time in this call); arrays with one element an append condition, and arrays with one element an episode,
+-- both as append_v1 has them, grouped by append in order; arrays with one element a decision and a thread, in order, where
+-- `d_episode` and `t_episode` are the index of the episode from 1 and the ordinals are the place in it. `e_tags`,
+-- `e_to_agents` and `t_tags` are array literals.
+--
+-- Returns one row an episode for appends that are stored (outcome OK) or were stored before (DUPLICATE), in any order:
+-- their positions tell it; one row with a reason of the contract and its details for an append that is refused.
 CREATE FUNCTION append_v2(
     p_namespace int,
     a_session text[], a_agent text[], a_expectation smallint[], a_revision bigint[], a_plain boolean[],
