@@ -31,9 +31,18 @@ def configure(level: str = "INFO", **always: object) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_RedactingFormatter(logging.BASIC_FORMAT))
     for noisy in ("psycopg", "grpc", "httpx", "openai"):  # what matters of theirs, the server says itself
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+
+
+class _RedactingFormatter(logging.Formatter):
+    """For lines of libraries, which do not come by way of structlog."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _redactor.redact(super().format(record))
 
 
 def _redacted(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

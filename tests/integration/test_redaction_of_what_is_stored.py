@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import psycopg
+import pytest
 from fix_stubs import Stubs, new_episode, refusal
 from hivemem.v1 import episode_service_pb2 as pb
 from hivemem.v1 import namespace_service_pb2 as namespaces
 from hivemem.v1 import session_service_pb2 as sessions
 from hivemem.v1 import types_pb2 as types
+from hivemem_server.domain.appends import prepared
 from psycopg import sql
 
 SECRET = "ghp_" + "A1b2C3d4E5" * 3 + "f6G7h8"
@@ -48,6 +53,44 @@ async def test_no_table_holds_a_secret_that_was_sent(stubs: Stubs, database_url:
     assert all(MARK in text for text in texts)
     assert stored.summary.startswith("the key is [REDACTED:")
     assert stored.summary.endswith(", use it")
+
+
+async def test_no_value_is_lost_when_the_keys_of_two_are_secrets(stubs: Stubs) -> None:
+    await stubs.session()
+    keys = [SECRET, SECRET.replace("A1", "Z9"), "plain"]
+    values = {key: types.AttributeValue(int_value=number) for number, key in enumerate(keys)}
+    await stubs.append(new_episode("s", attributes=values))
+    stored = (await stubs.episodes.GetEpisode(pb.GetEpisodeRequest(position=1))).episode
+    assert sorted(value.int_value for value in stored.attributes.values()) == [0, 1, 2]
+    assert "[REDACTED:github-token]#2" in stored.attributes
+
+
+async def test_neither_descriptions_of_namespaces_nor_errors_hold_a_secret(stubs: Stubs, database_url: str) -> None:
+    settings = namespaces.NamespaceSettings(description=f"use {SECRET}", labels={"key": SECRET})
+    await stubs.namespaces.CreateNamespace(namespaces.CreateNamespaceRequest(namespace="n", settings=settings))
+    assert await rows_with(database_url, SECRET) == []
+    refused = await refusal(stubs.append(new_episode("s"), session_id=SECRET))
+    assert refused.reason == "SESSION_NOT_FOUND"
+    assert SECRET not in refused.message + str(refused.metadata)
+    bad = new_episode("s", attributes={SECRET: types.AttributeValue()})
+    refused = await refusal(stubs.append(bad))
+    assert SECRET not in refused.message + str(refused.fields)
+
+
+async def test_a_large_append_is_prepared_beside_the_event_loop(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared_by: list[int] = []
+
+    def seen(*arguments: Any) -> Any:
+        prepared_by.append(threading.get_ident())
+        return prepared(*arguments)
+
+    monkeypatch.setattr("hivemem_server.rpc.episodes.prepared", seen)
+    await stubs.session()
+    await stubs.append(new_episode("small"))
+    await stubs.append(*(new_episode("words " * 4_000) for _ in range(4)))
+    small, large = prepared_by
+    assert small == threading.get_ident()
+    assert large != threading.get_ident()
 
 
 async def test_a_resend_is_known_though_its_secret_is_not_stored(stubs: Stubs) -> None:

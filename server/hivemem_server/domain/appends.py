@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -88,17 +89,26 @@ def redacted(episode: NewEpisode, redactor: Redactor) -> NewEpisode:
 
     if all(clean(text) is text for text in _texts(episode)):
         return episode
+    values = episode.attributes.values()
     return replace(
         episode,
         summary=clean(episode.summary),
         tags=tuple(map(clean, episode.tags)),
-        attributes={clean(key): value(given) for key, given in episode.attributes.items()},
+        attributes=dict(zip(_apart(map(clean, episode.attributes)), map(value, values), strict=True)),
         decisions=tuple(replace(decision, text=clean(decision.text)) for decision in episode.decisions),
         open_threads=tuple(
             replace(thread, text=clean(thread.text), tags=tuple(map(clean, thread.tags)))
             for thread in episode.open_threads
         ),
     )
+
+
+def _apart(keys: Iterable[str]) -> Iterator[str]:
+    """Keys told apart: two secrets have the same mark, and no value may be lost for it."""
+    seen: Counter[str] = Counter()
+    for key in keys:
+        seen[key] += 1
+        yield key if seen[key] == 1 else f"{key}#{seen[key]}"
 
 
 def _texts(episode: NewEpisode) -> Iterator[str]:

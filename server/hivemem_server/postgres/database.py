@@ -103,9 +103,13 @@ def described(url: str, name: str = "database URL") -> str:
     return f"PostgreSQL at {where}, database {parts.get('dbname') or parts.get('user') or 'postgres'}"
 
 
+SKIPPED = "55P03"  # ANALYZE leaves a table that is locked for later
+
+
 def _log_notice(notice: psycopg.errors.Diagnostic) -> None:
-    farewell = (notice.sqlstate or "").startswith("57P")  # to each connection, and told of in one line below
-    if notice.severity_nonlocalized == "WARNING" and not farewell:
+    code = notice.sqlstate or ""
+    expected = code.startswith("57P") or code == SKIPPED  # a farewell to each connection is told of in one line
+    if notice.severity_nonlocalized == "WARNING" and not expected:
         _log.warning(notice.message_primary)
 
 

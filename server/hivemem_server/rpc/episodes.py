@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,6 +28,8 @@ from hivemem_server.rpc.namespaces import namespace_name
 from hivemem_server.rpc.pages import fitting, page_key, page_token, section
 from hivemem_server.rpc.pump import Outgoing
 
+LARGE_BYTES = 64 * 1024  # appends above it are prepared beside the event loop
+
 
 class EpisodeServicer:
     """Serves EpisodeService."""
@@ -42,6 +45,7 @@ class EpisodeServicer:
         self._namespaces = namespaces
         self._log = log
         self._appender = appender
+        self._preparing = asyncio.Semaphore(1)
         self.subscribe_episodes = following.subscribe
         self.wait_episodes = following.wait
         self.commit_cursor = cursors.commit
@@ -67,7 +71,12 @@ class EpisodeServicer:
     async def _prepared(self, request: pb.AppendEpisodesRequest) -> tuple[Namespace, Append]:
         namespace = await self._namespaces.resolve(namespace_name(request.namespace))
         _refuse_unbuilt(request)
-        return namespace, prepared(_append_from(request), namespace, redactor_of(namespace))
+        append = _append_from(request)
+        if append.size <= LARGE_BYTES:
+            return namespace, prepared(append, namespace, redactor_of(namespace))
+        # Redaction takes its time with large texts and many patterns: one at a time, and everybody else is served.
+        async with self._preparing:
+            return namespace, await asyncio.to_thread(prepared, append, namespace, redactor_of(namespace))
 
     async def get_episode(self, request: pb.GetEpisodeRequest) -> pb.GetEpisodeResponse:
         """Returns one episode with its neighbours."""

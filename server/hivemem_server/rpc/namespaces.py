@@ -134,11 +134,13 @@ def _settings(found: Violations, given: pb.NamespaceSettings) -> NamespaceSettin
     found.text("settings.description", given.description, limits.TEXT_BYTES)
     check_labels(found, "settings.labels", given.labels)
     found.text("settings.text_language", given.text_language, limits.TAG_BYTES)
+    rules = _rules(given.redaction)
+    clean = redactor(rules).redact
     return NamespaceSettings(
-        description=given.description,
-        labels=dict(given.labels),
+        description=clean(given.description),
+        labels={key: clean(value) for key, value in given.labels.items()},
         text_language=given.text_language or "english",
-        redaction=_rules(given.redaction),
+        redaction=rules,
     )
 
 

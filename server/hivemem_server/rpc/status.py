@@ -11,11 +11,13 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from hivemem.redaction import Redactor
 from hivemem.v1.error_reason_pb2 import ErrorReason
 
 from hivemem_server.domain.errors import HivememError, InvalidField, Unavailable
 
 _log = structlog.get_logger()
+_redactor = Redactor()
 
 DOMAIN = "hivemem.dev"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -103,15 +105,15 @@ def trailers(error: HivememError) -> tuple[tuple[str, bytes], ...]:
 
 
 def message(error: HivememError) -> str:
-    """The sentence for people, within bounds."""
-    return _cut(error.message, MESSAGE_BYTES)
+    """The sentence for people, without secrets that the caller sent, within bounds."""
+    return _cut(_redactor.redact(error.message[:MESSAGE_BYTES]), MESSAGE_BYTES)
 
 
 def _error_info(error: HivememError) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     room = METADATA_BYTES
     for key, value in error.metadata.items():
-        shown = _cut(value, 200)
+        shown = _cut(_redactor.redact(value[:200]), 200)
         room -= len(key) + len(shown.encode()) + 8
         if room < 0:
             break
@@ -127,7 +129,8 @@ def _bad_request(error: HivememError) -> list[error_details_pb2.BadRequest]:
         if bad.ByteSize() > VIOLATIONS_BYTES - 300:
             bad.field_violations.add(field="*", description=f"and {len(error.violations) - index} more violations")
             break
-        bad.field_violations.add(field=_cut(violation.field, 100), description=_cut(violation.description, 180))
+        field, description = _redactor.redact(violation.field[:100]), _redactor.redact(violation.description[:180])
+        bad.field_violations.add(field=_cut(field, 100), description=_cut(description, 180))
     return [bad]
 
 
