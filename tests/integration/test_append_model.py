@@ -490,7 +490,7 @@ async def _try(database_url: str, examples: int, steps: int) -> None:
 
 @pytest.mark.timeout(600)  # most of it to make a failure small
 async def test_the_appender_and_a_list_say_the_same(database_url: str) -> None:
-    await _try(database_url, 60, 12)
+    await _try(database_url, 40, 12)
 
 
 @pytest.mark.soak

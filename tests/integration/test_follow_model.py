@@ -461,7 +461,7 @@ async def _try(database_url: str, monkeypatch: pytest.MonkeyPatch, examples: int
 async def test_what_followers_are_given_is_what_the_list_has_for_them(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await _try(database_url, monkeypatch, 100, 15)
+    await _try(database_url, monkeypatch, 50, 15)
 
 
 @pytest.mark.soak

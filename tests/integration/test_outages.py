@@ -300,6 +300,7 @@ async def set_read_only(cluster: Cluster, scope: str, value: str) -> None:
             )
 
 
+@pytest.mark.soak
 async def test_a_crowded_database_is_named_and_served_from_once_there_is_room(
     cluster: Cluster, start_server: StartServer
 ) -> None:

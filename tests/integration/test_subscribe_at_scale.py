@@ -143,8 +143,8 @@ async def _flat(start_server: StartServer, database_url: str, warm_up: int, coun
 
 
 @on_linux
-async def test_2000_cancelled_streams_leave_nothing_behind(start_server: StartServer, database_url: str) -> None:
-    await _flat(start_server, database_url, 500, 2_000, 20)
+async def test_1000_cancelled_streams_leave_nothing_behind(start_server: StartServer, database_url: str) -> None:
+    await _flat(start_server, database_url, 500, 1_000, 20)
 
 
 @on_linux
