@@ -60,6 +60,7 @@ REOPEN_SECONDS = (1.0, 30.0)  # first and longest pause between tries to open an
 RESTART_SECONDS = 1.0
 COLLECT_AFTER = 50_000  # more objects than before
 DRAIN_APPENDS_SECONDS = 2.0
+TURNED_AWAY_SECONDS = 0.2
 
 
 class StartError(Exception):
@@ -306,6 +307,8 @@ class _Server:
         await self.rpc.say_not_serving()
         self.tails.drain()
         await self._appender.drain(DRAIN_APPENDS_SECONDS)
+        # Who is turned away waits before calling again; a call on its way when the port closes would end as CANCELLED.
+        await asyncio.sleep(min(TURNED_AWAY_SECONDS, self._settings.drain_seconds))
         await self.rpc.stop(self._settings.drain_seconds)
 
 

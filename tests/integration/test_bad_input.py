@@ -266,8 +266,6 @@ UNBUILT: list[Any] = [
     lambda s: s.threads.ClaimThread(threads.ClaimThreadRequest()),
     lambda s: s.admin.VerifyLog(admin_service_pb2.VerifyLogRequest()),
     lambda s: s.append(new_episode(), writer_fence=1),
-    lambda s: s.episodes.SubscribeEpisodes(
-        episodes.SubscribeEpisodesRequest(relevance=episodes.RelevanceQuery(relevant_to="x"))).read(),
     lambda s: s.namespaces.CreateNamespace(namespaces.CreateNamespaceRequest(
         namespace="n", settings=namespaces.NamespaceSettings(quota=namespaces.QuotaSettings(max_episodes=1)))),
 ]  # fmt: skip

@@ -534,10 +534,11 @@ async def test_a_reader_is_ended_once_however_many_have_left(stage: Stage, monke
             raise AssertionError
 
     stage.tails._store = cast(LogStore, Reads())
-    with contextlib.ExitStack() as followers:
-        for _ in range(5):
-            tail = followers.enter_context(stage.tails.following(one))
-        await until(tail, 0)
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.02)  # which are over while the reader is ending
+    async with read_to(stage, one, 0):
+        pass
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
+    with stage.tails.following(one):
         reader = stage.tails._followed[one.key].reader
     async with asyncio.timeout(WAIT):
         await asyncio.gather(reader, return_exceptions=True)
