@@ -40,7 +40,8 @@ $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hivemem needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[server]' --group dev
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[server]' --group dev
+	$(BIN)/python -m compileall -q client server
 	@touch $@
 
 clean:
