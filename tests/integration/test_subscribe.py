@@ -241,3 +241,17 @@ async def test_a_server_that_stops_sends_its_readers_away_with_a_cursor(database
             away = (await ending)[-1].going_away
     assert away.position == 1
     assert away.cursor
+
+
+async def test_a_stream_that_is_old_is_asked_to_come_again_at_once_and_goes_on_where_it_was(database_url: str) -> None:
+    aged = settings(database_url, subscription_age_seconds=1.0)
+    async with running_server(aged, lambda _: None) as running, grpc.aio.insecure_channel(address(running)) as channel:
+        stubs = Stubs(channel)
+        await stubs.session()
+        await stubs.append(new_episode())
+        away = (await until("going_away", messages(stubs)))[-1].going_away
+        assert away.position == 1
+        assert not away.HasField("retry_delay")
+        await stubs.append(new_episode())
+        again = await until("batch", messages(stubs, start={"cursor": away.cursor}))
+        assert [record.position for record in again[-1].batch.records] == [2]
