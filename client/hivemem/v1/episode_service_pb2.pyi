@@ -610,7 +610,7 @@ class RelevanceQuery(_message.Message):
     relevant_to: _builtins.str
     """What to be told about. 1 byte to 8 KiB. Required."""
     min_score: _builtins.float
-    """Lowest score to deliver, 0 to 1. Unset: the model's own threshold."""
+    """Lowest score to deliver, 0 to 1; the score is the cosine of the vectors. Unset: 0.4."""
     def __init__(
         self,
         *,
@@ -799,7 +799,9 @@ class SubscribeEpisodesResponse(_message.Message):
 
     @_typing.final
     class FellBehind(_message.Message):
-        """The subscriber reads more slowly than agents write; delivery goes on, in order, from the database."""
+        """The subscriber reads more slowly than agents write; delivery goes on, in order, from the database. With a standing
+        query: the index stands still though it has work; delivery goes on when it does.
+        """
 
         DESCRIPTOR: _descriptor.Descriptor
 
