@@ -98,3 +98,24 @@ async def test_a_call_that_is_cancelled_does_not_take_its_write_with_it() -> Non
     await asyncio.wait({writing})
     assert not reader.cancelled
     reader.taken.set_result(None)
+
+
+async def test_after_a_call_that_is_cancelled_in_a_write_nothing_more_is_written() -> None:
+    ended = asyncio.Event()
+
+    async def three() -> AsyncGenerator[Outgoing]:
+        try:
+            async for response in responses(LONG, count=3):
+                yield response
+        finally:
+            ended.set()
+
+    reader = Reader()
+    writing = asyncio.create_task(pump(reader, three()))
+    await reader.writing.wait()
+    writing.cancel()
+    await asyncio.wait({writing})
+    reader.writing.clear()
+    reader.taken.set_result(None)
+    await asyncio.wait_for(ended.wait(), LONG)
+    assert not reader.writing.is_set()

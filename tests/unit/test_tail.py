@@ -495,6 +495,23 @@ async def test_a_tail_outlives_its_last_follower_for_a_while_and_is_found_again(
         await until(again, 2)
 
 
+async def test_the_while_begins_when_the_last_follower_leaves_and_not_an_earlier_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, told = namespace(), asyncio.Event()
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
+    with stage.tails.following(one) as tail:
+        pass
+    monkeypatch.setattr(module, "LINGER_SECONDS", NEVER)
+    with stage.tails.following(one):
+        pass
+    asyncio.get_running_loop().call_later(0.0, told.set)  # after what the first leave has set off
+    async with asyncio.timeout(WAIT):
+        await told.wait()
+    with stage.tails.following(one) as again:
+        assert again is tail
+
+
 async def test_a_tail_that_nobody_needs_any_more_is_given_up_with_its_bytes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
