@@ -45,7 +45,7 @@ APPEND_COLUMNS, CONDITION_COLUMNS, EPISODE_COLUMNS, DECISION_COLUMNS, THREAD_COL
 def arguments(namespace: Namespace, appends: Sequence[Append]) -> list[object]:
     """The arguments of APPEND: the namespace's key, then one array a column as PostgreSQL writes it.
 
-    The driver's own arrays cost more than the rest of an append together.
+    The driver's own arrays cost eight times as much.
     """
     episodes = [
         (index, append.agent_id, new, digest)
