@@ -131,6 +131,7 @@ class Database:
         )
         self._fresh: weakref.WeakSet[psycopg.AsyncConnection] = weakref.WeakSet()
         self._used: set[psycopg.AsyncConnection] = set()
+        self._giving: set[asyncio.Task[None]] = set()
         self.generation = 0  # another one when connections made before, also elsewhere, should not be used any more
         # Connections made before something went wrong may lead to a server that is not the right one any more.
         self._health = Health(conninfo(url), lock_seconds=LOCK_SECONDS, recovered=self._recovered)
@@ -181,7 +182,7 @@ class Database:
                     with self._watched(connection, seconds):
                         yield connection
             finally:
-                await self._pool.putconn(connection)
+                await self._given_back(connection)
         except TooManyRequests as error:
             raise Overloaded("too many statements wait for a database connection: try again shortly") from error
         except PoolTimeout as error:
@@ -200,7 +201,15 @@ class Database:
             if connection in self._fresh and is_alive(connection):
                 return connection
             await connection.close()
-            await self._pool.putconn(connection)
+            await self._given_back(connection)
+
+    async def _given_back(self, connection: psycopg.AsyncConnection) -> None:
+        """Hands a connection back. A caller that is cancelled meanwhile goes: the pool would lose the connection, and
+        whoever waits for it."""
+        giving = asyncio.create_task(self._pool.putconn(connection))
+        self._giving.add(giving)
+        giving.add_done_callback(self._giving.discard)
+        await asyncio.shield(giving)
 
     async def _configure(self, connection: psycopg.AsyncConnection) -> None:
         await connection.set_autocommit(True)
