@@ -178,11 +178,10 @@ class Database:
         try:
             connection = await self._taken()
             try:
-                async with connection:
-                    with self._watched(connection, seconds):
-                        yield connection
+                with self._watched(connection, seconds):
+                    yield connection
             finally:
-                await self._given_back(connection)
+                self._give_back(connection)
         except TooManyRequests as error:
             raise Overloaded("too many statements wait for a database connection: try again shortly") from error
         except PoolTimeout as error:
@@ -201,15 +200,14 @@ class Database:
             if connection in self._fresh and is_alive(connection):
                 return connection
             await connection.close()
-            await self._given_back(connection)
+            self._give_back(connection)
 
-    async def _given_back(self, connection: psycopg.AsyncConnection) -> None:
-        """Hands a connection back. A caller that is cancelled meanwhile goes: the pool would lose the connection, and
-        whoever waits for it."""
+    def _give_back(self, connection: psycopg.AsyncConnection) -> None:
+        """Hands a connection back; nobody waits for it. The pool would lose one that is handed back by a caller who is
+        cancelled meanwhile, and whoever waits for it."""
         giving = asyncio.create_task(self._pool.putconn(connection))
         self._giving.add(giving)
         giving.add_done_callback(self._giving.discard)
-        await asyncio.shield(giving)
 
     async def _configure(self, connection: psycopg.AsyncConnection) -> None:
         await connection.set_autocommit(True)

@@ -48,6 +48,7 @@ DECLARE
     v_last int := 0;
     v_head bigint;       -- last position drawn
     v_now timestamptz;   -- never before the time of an earlier record
+    v_revision bigint[]; -- last one of each stream; null: none
 BEGIN
     SELECT n.text_language::regconfig, n.floor INTO v_language, v_floor
     FROM namespaces n WHERE n.namespace_id = p_namespace AND n.name IS NOT NULL FOR NO KEY UPDATE;
@@ -65,18 +66,22 @@ BEGIN
     INTO v_session, v_agent
     FROM unnest(a_session, a_agent) WITH ORDINALITY AS a (session, agent, i);
 
+    -- An id is looked up as the first one from it on: without statistics of a young table, `=` may read all of it.
     v_alone := ARRAY(
         SELECT a.i::int FROM unnest(a_plain, v_session, v_agent) WITH ORDINALITY AS a (plain, session, agent, i)
         WHERE NOT a.plain OR a.session IS NULL OR a.agent IS NULL
         UNION ALL
         SELECT e.append FROM unnest(e_append, e_id) AS e (append, id)
-        WHERE (SELECT true FROM log l WHERE l.namespace_id = p_namespace AND l.record_id = e.id)
+        WHERE e.id = (SELECT l.record_id FROM log l WHERE l.namespace_id = p_namespace AND l.record_id >= e.id
+                      ORDER BY l.record_id LIMIT 1)
         UNION ALL
         SELECT e_append[d.episode] FROM unnest(d_episode, d_id) AS d (episode, id)
-        WHERE (SELECT true FROM decisions k WHERE k.namespace_id = p_namespace AND k.decision_id = d.id)
+        WHERE d.id = (SELECT k.decision_id FROM decisions k WHERE k.namespace_id = p_namespace AND k.decision_id >= d.id
+                      ORDER BY k.decision_id LIMIT 1)
         UNION ALL
         SELECT e_append[t.episode] FROM unnest(t_episode, t_id) AS t (episode, id)
-        WHERE (SELECT true FROM threads k WHERE k.namespace_id = p_namespace AND k.thread_id = t.id));
+        WHERE t.id = (SELECT k.thread_id FROM threads k WHERE k.namespace_id = p_namespace AND k.thread_id >= t.id
+                      ORDER BY k.thread_id LIMIT 1));
 
     WHILE v_from <= v_most LOOP
         v_through := coalesce((SELECT min(i) FROM unnest(v_alone) i WHERE i >= v_from) - 1, v_most);
@@ -97,7 +102,14 @@ BEGIN
         END IF;
         v_last := coalesce(array_position(e_append, v_through + 1, v_first) - 1, cardinality(e_append));
 
-        SELECT l.position, greatest(l.time, clock_timestamp()) INTO v_head, v_now
+        -- Not while rows are inserted: each look-up would step over those that came before it in the same statement.
+        SELECT l.position, greatest(l.time, clock_timestamp()),
+               ARRAY(SELECT (SELECT k.revision FROM log k
+                             WHERE k.namespace_id = p_namespace AND k.session_key = v_session[i]
+                               AND k.agent_key = v_agent[i] AND k.record_kind = 1
+                             ORDER BY k.revision DESC LIMIT 1)
+                     FROM generate_series(v_from, v_through) i)
+        INTO v_head, v_now, v_revision
         FROM log l WHERE l.namespace_id = p_namespace ORDER BY l.position DESC LIMIT 1;
         v_head := coalesce(v_head, v_floor);
         v_now := coalesce(v_now, clock_timestamp());
@@ -126,10 +138,7 @@ BEGIN
                               digest, search)
         SELECT p_namespace, v_head + e.i, 1, e.id, v_now, v_session[e.append], v_agent[e.append],
                row_number() OVER (PARTITION BY v_session[e.append], v_agent[e.append] ORDER BY e.i)
-               + coalesce((SELECT l.revision FROM log l
-                           WHERE l.namespace_id = p_namespace AND l.session_key = v_session[e.append]
-                             AND l.agent_key = v_agent[e.append] AND l.record_kind = 1
-                           ORDER BY l.revision DESC LIMIT 1), 0),
+               + coalesce(v_revision[e.append - v_from + 1], 0),
                e.turn, e.kind, e.summary, e.tags::text[], e.attributes, e.event_time, e.decisions, e.threads,
                e.to_agents::text[], e.digest, to_tsvector(v_language, e.search)
         FROM unnest(e_append[v_first:v_last], e_id[v_first:v_last], e_digest[v_first:v_last], e_turn[v_first:v_last],
