@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -38,24 +39,61 @@ async def postgres(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[st
 async def template(postgres: str) -> AsyncIterator[str]:
     """Name of a database with the schema, to be cloned."""
     name = f"hivemem_template_{uuid.uuid4().hex[:8]}"
-    await _run(postgres, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    await asyncio.to_thread(_create, postgres, name, "template1")
     await asyncio.to_thread(schema.upgrade, make_conninfo(postgres, dbname=name))
     yield name
-    await _run(postgres, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    await asyncio.to_thread(_drop, postgres, name)
+
+
+class Clones:
+    """Fresh databases, made ahead and dropped behind by threads: a test waits for neither."""
+
+    def __init__(self, postgres: str, template: str) -> None:
+        self._postgres = postgres
+        self._template = template
+        self._workers = ThreadPoolExecutor(2, "databases")
+        self._next = self._begin()
+
+    async def take(self) -> str:
+        """The name of one that nobody has used."""
+        made, self._next = self._next, self._begin()
+        return await asyncio.wrap_future(made)
+
+    def leave(self, name: str) -> None:
+        """Tells that it is not needed any more."""
+        self._workers.submit(_drop, self._postgres, name)
+
+    def close(self) -> None:
+        """Leaves none behind."""
+        self.leave(self._next.result())
+        self._workers.shutdown()
+
+    def _begin(self) -> Future[str]:
+        return self._workers.submit(_create, self._postgres, _any_name(), self._template)
+
+
+@pytest.fixture(scope="session")
+def clones(postgres: str, template: str) -> Iterator[Clones]:
+    """Databases with the schema."""
+    made = Clones(postgres, template)
+    yield made
+    made.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def empty_database_url(postgres: str) -> AsyncIterator[str]:
     """URL of a fresh database without a schema."""
-    async for url in _database(postgres, "template1"):
-        yield url
+    name = await asyncio.to_thread(_create, postgres, _any_name(), "template1")
+    yield make_conninfo(postgres, dbname=name)
+    await asyncio.to_thread(_drop, postgres, name)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def database_url(postgres: str, template: str) -> AsyncIterator[str]:
+async def database_url(postgres: str, clones: Clones) -> AsyncIterator[str]:
     """URL of a fresh database with the schema."""
-    async for url in _database(postgres, template):
-        yield url
+    name = await clones.take()
+    yield make_conninfo(postgres, dbname=name)
+    clones.leave(name)
 
 
 async def superuser(connection: psycopg.AsyncConnection) -> bool:
@@ -64,14 +102,20 @@ async def superuser(connection: psycopg.AsyncConnection) -> bool:
     return row == ("on",)
 
 
-async def _database(postgres: str, template: str) -> AsyncIterator[str]:
-    name = f"hivemem_test_{uuid.uuid4().hex[:12]}"
+def _any_name() -> str:
+    return f"hivemem_test_{uuid.uuid4().hex[:12]}"
+
+
+def _create(postgres: str, name: str, template: str) -> str:
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY WAL_LOG")
-    await _run(postgres, create.format(sql.Identifier(name), sql.Identifier(template)))
-    yield make_conninfo(postgres, dbname=name)
-    await _run(postgres, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    _run(postgres, create.format(sql.Identifier(name), sql.Identifier(template)))
+    return name
 
 
-async def _run(url: str, statement: sql.Composed) -> None:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await connection.execute(statement)
+def _drop(postgres: str, name: str) -> None:
+    _run(postgres, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _run(url: str, statement: sql.Composed) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)

@@ -26,7 +26,7 @@ def settings(database_url: str, **changes: object) -> Settings:
     """Settings for a server of a test: any port, words only, quick to end."""
     chosen: dict[str, object] = {
         "port": 0, "database_url": SecretStr(database_url), "embedder": EmbedderKind.NONE, "poll_seconds": 0.02,
-        "database_connections": 8, "drain_seconds": 0.2,
+        "database_connections": 8, "drain_seconds": 0.02,
     } | changes  # fmt: skip
     return Settings(**chosen)  # type: ignore[arg-type]
 
