@@ -14,6 +14,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,13 @@ SERVICE_USER = "hivemem"
 _WORKING_DIRECTORY = Path("/proc/self/cwd")
 # Nothing else of ours gets in: no PG* variable that changes a setting, no locale, no secret of the server.
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "NSS_WRAPPER_PASSWD", "NSS_WRAPPER_GROUP")
+_BECOME = """
+import os, sys
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[1]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _NOLOGIN = "/usr/sbin/nologin"
 
 
@@ -43,9 +51,8 @@ class Account:
         self, command: Sequence[str | Path], *, directory: Path, output: IO[bytes] | int
     ) -> subprocess.Popen[bytes]:
         """Start a program in `directory` as this user, in its own session: Ctrl-C passes it by."""
-        root = os.geteuid() == 0
         return subprocess.Popen(
-            [os.fspath(word) for word in command],
+            [*self._becoming(), *map(os.fspath, command)],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -53,10 +60,15 @@ class Account:
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"LC_ALL": "C"},
             umask=0o077,
             start_new_session=True,
-            user=self.uid if root else None,
-            group=self.gid if root else None,
-            extra_groups=[] if root else None,
         )
+
+    def _becoming(self) -> list[str]:
+        """What goes before a command, so that it runs as this user.
+
+        Popen could change the user too, but then it forks this process, whose gRPC threads do not survive that; as it
+        is, it only starts another program.
+        """
+        return [sys.executable, "-IS", "-c", _BECOME, str(self.uid), str(self.gid)] if os.geteuid() == 0 else []
 
     def own(self, path: Path) -> None:
         """Give this user a file that we have just made."""
