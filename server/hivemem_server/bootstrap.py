@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 import datetime as dt
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import uuid4
 
-import structlog
-
-from hivemem_server.domain.embedder import Embedder, EmbedderRejected, EmbedderSlot, EmbeddingModel
-from hivemem_server.domain.errors import DatabaseUnavailable, EmbedderUnavailable, NamespaceNotFound
+from hivemem_server.domain.embedder import EmbedderRejected, EmbedderSlot
+from hivemem_server.domain.errors import DatabaseUnavailable, NamespaceNotFound
 from hivemem_server.domain.search import Search
 from hivemem_server.domain.values import Namespace, NamespaceSettings
+from hivemem_server.duties import Duties
 from hivemem_server.embedding.indexer import Indexer
-from hivemem_server.embedding.local import LocalEmbedder
+from hivemem_server.indexing import Indexing
 from hivemem_server.log.appender import Appender
 from hivemem_server.log.heads import Heads
 from hivemem_server.log.named_cursors import NamedCursors
@@ -52,12 +51,8 @@ from hivemem_server.rpc.starts import Starts
 from hivemem_server.rpc.threads import ThreadServicer
 from hivemem_server.settings import EMBEDDED_CONNECTIONS, EmbedderKind, Settings
 
-_log = structlog.get_logger()
-
 Progress = Callable[[str], None]
 Result = TypeVar("Result")
-REOPEN_SECONDS = (1.0, 30.0)  # first and longest pause between tries to open an embedder
-RESTART_SECONDS = 1.0
 COLLECT_AFTER = 50_000  # more objects than before
 DRAIN_APPENDS_SECONDS = 2.0
 TURNED_AWAY_SECONDS = 0.2
@@ -103,6 +98,8 @@ def start_errors() -> Iterator[None]:
     """Whatever keeps a server from starting is a StartError outside of it."""
     try:
         yield
+    except EmbedderRejected as error:
+        raise StartError(f"the embedding endpoint refuses: {error.message}") from error
     except _CANNOT_START as error:
         raise StartError(str(error)) from error
 
@@ -159,13 +156,13 @@ async def _started(
     server = _Server(settings, database, embedded=ready.embedded, shared_port=shared_port)
     await server.prepare()
     models = await stack.enter_async_context(contextlib.AsyncExitStack())
-    tasks = Tasks()
-    stack.push_async_callback(tasks.end)
-    embedder = await server.open_embedder(models, tasks)
-    tasks.start("heads", server.heads.run)
+    duties = Duties()
+    stack.push_async_callback(duties.end)
+    embedder = await server.indexing.begin(models, duties)
+    duties.begin("heads", server.heads.run)
     stack.push_async_callback(server.tails.close)
-    server.exchange_hints(database, ready.url, tasks)
-    tasks.start("statistics", lambda: keep_fresh(database))
+    server.exchange_hints(database, ready.url, duties)
+    duties.begin("statistics", lambda: keep_fresh(database))
     port = await server.rpc.start()
     stack.push_async_callback(server.drain)
     return Running(host=settings.host, port=port, database=ready.where, database_url=ready.url, embedder=embedder)
@@ -194,46 +191,48 @@ class _Server:
 
     def __init__(self, settings: Settings, database: Database, *, embedded: bool, shared_port: bool) -> None:
         self._settings = settings
-        self._replica = uuid4()
-        self._log_store = PostgresLog(database)
         self._namespaces = PostgresNamespaces(database)
+        self._log = PostgresLog(database)
         self._search_store = PostgresSearch(database)
         self._slot = EmbedderSlot(configured=settings.embedder is not EmbedderKind.NONE)
-        self._indexer = Indexer(
-            PostgresIndex(database, self._search_store), self._search_store, self._slot, self._replica
-        )
-        self.heads = Heads(self._log_store, settings.poll_seconds)
-        self.tails = Tails(self._log_store, self.heads, batches.encoded)
+        index = PostgresIndex(database, self._search_store)
+        self._replica = uuid4()
+        self._indexer = Indexer(index, self._search_store, self._slot, self._replica)
+        self.indexing = Indexing(settings, self._search_store, self._slot, self._indexer)
+        self.heads = Heads(self._log, settings.poll_seconds)
+        self.tails = Tails(self._log, self.heads, batches.encoded)
         self._hints: Hints | None = None
-        self._appender = Appender(self._log_store, self._committed)
-        facts = ServerFacts(
-            replica=self._replica, start_time=dt.datetime.now(dt.UTC), embedded_database=embedded, slot=self._slot
-        )
-        search = Search(self._search_store, self._slot, self._indexer)
-        log, namespaces = self._log_store, self._namespaces
-        cursors = NamedCursors(PostgresCursors(database), log)
-        standing = StandingQueries(self._search_store, self._indexer, self._slot)
-        following = FollowingCalls(
-            namespaces, log, self.tails, Starts(log, cursors), standing, settings.subscription_age_seconds
-        )
+        self._appender = Appender(self._log, self._committed)
         self.rpc = RpcServer(
             settings.host,
             settings.port,
-            {
-                "NamespaceService": NamespaceServicer(namespaces),
-                "SessionService": SessionServicer(
-                    namespaces, PostgresSessions(database), PostgresResume(database), log
-                ),
-                "EpisodeService": EpisodeServicer(
-                    namespaces, log, self._appender, following, CursorCalls(namespaces, cursors)
-                ),
-                "SearchService": SearchServicer(namespaces, search, self._slot),
-                "ThreadService": ThreadServicer(namespaces, PostgresThreads(database)),
-                "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.tails),
-            },
+            self._servicers(database, embedded=embedded),
             connection_age=settings.subscription_age_seconds,
             shared_port=shared_port,
         )
+
+    def _servicers(self, database: Database, *, embedded: bool) -> dict[str, object]:
+        namespaces, log = self._namespaces, self._log
+        facts = ServerFacts(
+            replica=self._replica, start_time=dt.datetime.now(dt.UTC), embedded_database=embedded, slot=self._slot
+        )
+        cursors = NamedCursors(PostgresCursors(database), log)
+        standing = StandingQueries(self._search_store, self._indexer, self._slot)
+        age = self._settings.subscription_age_seconds
+        following = FollowingCalls(namespaces, log, self.tails, Starts(log, cursors), standing, age)
+        sessions, resume = PostgresSessions(database), PostgresResume(database)
+        return {
+            "NamespaceService": NamespaceServicer(namespaces),
+            "SessionService": SessionServicer(namespaces, sessions, resume, log),
+            "EpisodeService": EpisodeServicer(
+                namespaces, log, self._appender, following, CursorCalls(namespaces, cursors)
+            ),
+            "SearchService": SearchServicer(
+                namespaces, Search(self._search_store, self._slot, self._indexer), self._slot
+            ),
+            "ThreadService": ThreadServicer(namespaces, PostgresThreads(database)),
+            "AdminService": AdminServicer(namespaces, PostgresStats(database), facts, self._appender, self.tails),
+        }
 
     def _committed(self, namespace: Namespace, position: int) -> None:
         self.heads.advance(namespace, position)
@@ -241,15 +240,15 @@ class _Server:
             self._hints.committed(namespace, position)
         self._indexer.wake()
 
-    def exchange_hints(self, database: Database, url: str, tasks: Tasks) -> None:
+    def exchange_hints(self, database: Database, url: str, duties: Duties) -> None:
         """Tells other replicas of commits and hears of theirs, unless the settings say no."""
         if not self._settings.listen:
             return
         secret = self._settings.listen_url
         listen_url = secret.get_secret_value() if secret is not None else url
         self._hints = Hints(database, url=url, listen_url=listen_url, replica=self._replica, heads=self.heads)
-        tasks.start("notifier", self._hints.send)
-        tasks.start("listener", self._hints.listen)
+        duties.begin("notifier", self._hints.send)
+        duties.begin("listener", self._hints.listen)
 
     async def prepare(self) -> None:
         """Makes what always exists."""
@@ -257,50 +256,6 @@ class _Server:
             await self._namespaces.get(DEFAULT)
         except NamespaceNotFound:
             await self._namespaces.create(DEFAULT, NamespaceSettings())
-
-    async def open_embedder(self, stack: contextlib.AsyncExitStack, tasks: Tasks) -> str:
-        """Opens the embedder and begins to index; one that does not answer is opened in the background."""
-        if not self._slot.configured:
-            return "none: episodes are found by their words only"
-        try:
-            model = await self._opened(stack)
-        except EmbedderUnavailable as error:
-            tasks.start("embedder", self._open_later)
-            return f"{self._settings.embedding_model}, which does not answer yet ({error.message})"
-        except EmbedderRejected as error:
-            raise StartError(f"the embedding endpoint refuses: {error.message}") from error
-        tasks.start("indexer", self._indexer.run)
-        return f"{model.name}, {model.dimension} dimensions"
-
-    async def _opened(self, stack: contextlib.AsyncExitStack) -> EmbeddingModel:
-        opening = _embedder(self._settings)
-        embedder: Embedder = await stack.enter_async_context(opening)
-        await self._search_store.register_model(embedder.model)
-        self._slot.embedder = embedder
-        return embedder.model
-
-    async def _open_later(self) -> None:
-        pause, longest = REOPEN_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, longest)
-            async with contextlib.AsyncExitStack() as stack:
-                if await self._opens_now(stack):
-                    try:
-                        await self._indexer.run()
-                    finally:
-                        self._slot.embedder = None  # it is closed with the stack
-
-    async def _opens_now(self, stack: contextlib.AsyncExitStack) -> bool:
-        try:
-            model = await self._opened(stack)
-        except (EmbedderUnavailable, DatabaseUnavailable):
-            return False
-        except (EmbedderRejected, ModelMismatch) as error:
-            _log.error("the embedding model cannot be used", reason=str(error))
-            return False
-        _log.info("the embedding model answers", model=model.name)
-        return True
 
     async def drain(self) -> None:
         """Ends in good order: streams are sent away, what was accepted is committed, then the port closes."""
@@ -310,42 +265,3 @@ class _Server:
         # Who is turned away waits before calling again; a call on its way when the port closes would end as CANCELLED.
         await asyncio.sleep(min(TURNED_AWAY_SECONDS, self._settings.drain_seconds))
         await self.rpc.stop(self._settings.drain_seconds)
-
-
-def _embedder(settings: Settings) -> contextlib.AbstractAsyncContextManager[Embedder]:
-    if settings.embedder is EmbedderKind.LOCAL:
-        return LocalEmbedder()
-    from hivemem_server.embedding.openai_compatible import OpenAIEmbedder  # slow to import, and rarely needed
-
-    return OpenAIEmbedder(
-        model=settings.embedding_model,
-        base_url=settings.embedding_url,
-        api_key=settings.embedding_key,
-        dimensions=settings.embedding_dimensions,
-    )
-
-
-class Tasks:
-    """Background duties. One that fails by a bug is logged and begun again; it does not take the server with it."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, name: str, duty: Callable[[], Awaitable[None]]) -> None:
-        """Begins a duty."""
-        self._tasks.append(asyncio.create_task(_kept_going(name, duty), name=name))
-
-    async def end(self) -> None:
-        """Ends all of them."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _kept_going(name: str, duty: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        try:
-            return await duty()
-        except Exception:
-            _log.exception("a background duty failed; it begins again", duty=name)
-        await asyncio.sleep(RESTART_SECONDS)

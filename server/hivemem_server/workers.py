@@ -18,7 +18,8 @@ from typing import Any, Self
 
 import structlog
 
-from hivemem_server.bootstrap import Progress, Running, StartError, Tasks, ready_database, start_errors
+from hivemem_server.bootstrap import Progress, Running, StartError, ready_database, start_errors
+from hivemem_server.duties import Duties
 from hivemem_server.rpc.server import reserved_port
 from hivemem_server.settings import Settings
 from hivemem_server.worker import BEAT_SECONDS, Job
@@ -48,10 +49,10 @@ async def running_workers(settings: Settings, log_level: str, progress: Progress
         stack.push_async_callback(_all_emptied, places)
         embedders = await _all_filled(places)
         pids = tuple(place.pid for place in places)
-        tasks = Tasks()
-        stack.push_async_callback(tasks.end)
+        duties = Duties()
+        stack.push_async_callback(duties.end)
         for place in places:
-            tasks.start("workers", place.keep_filled)
+            duties.begin("workers", place.keep_filled)
         yield Running(
             host=settings.host,
             port=port,

@@ -14,14 +14,14 @@ from hivemem_server.domain.errors import CursorDiverged, CursorExpired
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.values import Point
 from hivemem_server.log import readers, tail
-from hivemem_server.log.cursors import NIL, verified
+from hivemem_server.log.cursors import verified
 from hivemem_server.log.events import Batch, CaughtUp, Event
 from hivemem_server.log.heads import Heads
 from hivemem_server.log.subscription import follow
 from hivemem_server.log.tail import Tails
 
 NEVER = 3_600.0
-START = Point(position=0, record_id=NIL)
+START = Point(position=0)
 
 
 class Stage:
@@ -268,7 +268,7 @@ async def test_cuts_while_followers_read_never_skip_a_record_in_silence(
 
 async def _from(stage: Stage, position: int, batch_size: int) -> Follower:
     events = follow(
-        stage.direct.log, stage.tails, stage.direct.namespace, Filter(), Point(position=position, record_id=NIL),
+        stage.direct.log, stage.tails, stage.direct.namespace, Filter(), Point(position=position),
         batch_size=batch_size, heartbeat=NEVER,
     )  # fmt: skip
     stage._streams.push_async_callback(events.aclose)

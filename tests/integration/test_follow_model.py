@@ -25,7 +25,6 @@ from hivemem_server.domain.values import (
     ThreadReference,
 )
 from hivemem_server.log import readers, tail
-from hivemem_server.log.cursors import NIL
 from hivemem_server.log.events import Batch, CaughtUp, Event, FellBehind, GoingAway, Progress
 from hivemem_server.log.heads import Heads
 from hivemem_server.log.subscription import follow
@@ -274,8 +273,8 @@ class World:
         position = len(self.list) * start.sixths // 6
         point = await self.replicas[0].store.point(self.namespace, position)
         if start.ahead:
-            point = Point(position=len(self.list) + start.ahead, record_id=NIL)
-        self.followers.append(Follower(wanted, batch_size, point or Point(position=0, record_id=NIL)))
+            point = Point(position=len(self.list) + start.ahead)
+        self.followers.append(Follower(wanted, batch_size, point or Point(position=0)))
 
     def connect(self, follower: Follower, replica: Replica) -> AsyncGenerator[Event]:
         """Begins to follow, or goes on, as a call does that has looked where the log ends."""

@@ -14,7 +14,7 @@ import pytest
 from hivemem_server.domain.errors import CursorDiverged, DatabaseUnavailable, HivememError, NamespaceNotFound
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogBounds, LogStore, Window
-from hivemem_server.domain.values import Episode, LogRecord, Namespace, NamespaceSettings, Point
+from hivemem_server.domain.values import NO_RECORD, Episode, LogRecord, Namespace, NamespaceSettings, Point
 from hivemem_server.log import tail as module
 from hivemem_server.log.events import Batch, CaughtUp, Event, GoingAway
 from hivemem_server.log.heads import Heads
@@ -25,9 +25,8 @@ from hivemem_server.log.tail import Tail, Tails
 
 WAIT = 10.0
 NEVER = 3_600.0
-NIL = uuid.UUID(int=0)
 NOW = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-START = Point(position=0, record_id=NIL)
+START = Point(position=0)
 ASKED = Asked(Filter(), lambda _: True, 100)
 
 
@@ -87,7 +86,7 @@ def test_a_tail_has_no_place_of_another_history_nor_one_without_a_record() -> No
     tail = filled(4, 7)
     for position in range(12):
         assert not tail.has(point(position, history=2)) or not position
-        assert not tail.has(Point(position=position, record_id=NIL))
+        assert not tail.has(Point(position=position))
 
 
 def test_the_end_of_what_was_read_is_there_though_no_record_is() -> None:
@@ -191,7 +190,7 @@ class ScriptedLog:
         found = self.records.get(namespace.key, [])
         head = found[-1] if found else None
         return LogBounds(
-            head=Point(position=head.position if head else self.floor, record_id=head.record_id if head else NIL),
+            head=Point(position=head.position if head else self.floor, record_id=head.record_id if head else NO_RECORD),
             floor=self.floor,
         )
 
@@ -203,8 +202,8 @@ class ScriptedLog:
         records = [each for each in found if after < each.position <= after + span][:limit]
         end = records[-1].position if len(records) == limit else max(min(head, after + span), after)
         return Window(
-            begin=Point(position=after, record_id=ids.get(after, NIL)), records=records,
-            end=Point(position=end, record_id=ids.get(end, NIL)), head=head, floor=self.floor,
+            begin=Point(position=after, record_id=ids.get(after, NO_RECORD)), records=records,
+            end=Point(position=end, record_id=ids.get(end, NO_RECORD)), head=head, floor=self.floor,
         )  # fmt: skip
 
     async def _read(self) -> None:

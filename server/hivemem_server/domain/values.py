@@ -262,12 +262,15 @@ class AppendOutcome:
     deduplicated: bool
 
 
+NO_RECORD = UUID(int=0)  # where there is none, or none any more
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A place in the log: a position, and the id of the record there, by which another history is told."""
 
     position: int
-    record_id: UUID
+    record_id: UUID = NO_RECORD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,7 @@ from uuid import UUID
 
 from hivemem_server.domain.errors import CursorDiverged, CursorExpired, CursorForeign, CursorMalformed, HivememError
 from hivemem_server.domain.ports import LogStore
-from hivemem_server.domain.values import Namespace, Point
-
-NIL = UUID(int=0)
+from hivemem_server.domain.values import NO_RECORD, Namespace, Point
 
 _VERSION = 1
 _LAYOUT = struct.Struct(">BI16sq16s")
@@ -51,7 +49,7 @@ def check_history(point: Point, there: Point, floor: int) -> None:
     """Compares a reader's point with what the log has there. Raises CursorExpired, CursorDiverged."""
     if point.position < floor:
         raise expired(point.position, floor)
-    if point.record_id == NIL or point.position == floor:
+    if point.record_id == NO_RECORD or point.position == floor:
         return  # made for a place without a record: before the first, or ahead of the head
     if point.record_id != there.record_id:
         raise _diverged(point.position)

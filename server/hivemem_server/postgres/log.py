@@ -17,14 +17,13 @@ from hivemem_server.domain.appends import Append
 from hivemem_server.domain.errors import EpisodeErased, EpisodeNotFound, HivememError
 from hivemem_server.domain.filters import Filter
 from hivemem_server.domain.ports import LogBounds, Window
-from hivemem_server.domain.values import AppendOutcome, Episode, Namespace, Point, RecordKind
+from hivemem_server.domain.values import NO_RECORD, AppendOutcome, Episode, Namespace, Point, RecordKind
 from hivemem_server.postgres import rows
 from hivemem_server.postgres.appends import APPEND, arguments, outcomes
 from hivemem_server.postgres.database import Database, Query, compiled
 from hivemem_server.postgres.filters import NAMESPACE, record_conditions, record_params, shape
 from hivemem_server.postgres.tables import log, namespaces
 
-NIL = UUID(int=0)
 LAST_POSITION = 2**63 - 1
 
 # The log's ends in one snapshot: the newest record, or the stored floor of an empty log.
@@ -83,7 +82,7 @@ class PostgresLog:
         if not found:
             raise _gone(namespace)
         position, record_id, floor = found[0]
-        return LogBounds(head=Point(position=position, record_id=record_id or NIL), floor=floor)
+        return LogBounds(head=Point(position=position, record_id=record_id or NO_RECORD), floor=floor)
 
     async def heads(self, namespace_keys: Sequence[int]) -> dict[int, int]:
         """See LogStore."""
@@ -100,7 +99,7 @@ class PostgresLog:
         if not found:
             raise _gone(namespace)
         record_id, floor = found[0]
-        return Point(position=position, record_id=record_id or NIL), floor
+        return Point(position=position, record_id=record_id or NO_RECORD), floor
 
     async def position_at(self, namespace: Namespace, time: dt.datetime) -> int:
         """See LogStore."""
@@ -120,9 +119,9 @@ class PostgresLog:
         full = len(records) == limit
         if full:  # what lies behind the last of them is not known yet
             end, end_id = records[-1].position, records[-1].record_id
-        begin = Point(position=after, record_id=begin_id or NIL)
+        begin = Point(position=after, record_id=begin_id or NO_RECORD)
         return Window(
-            begin=begin, records=records, end=Point(position=end, record_id=end_id or NIL), head=head, floor=floor
+            begin=begin, records=records, end=Point(position=end, record_id=end_id or NO_RECORD), head=head, floor=floor
         )
 
     async def page(

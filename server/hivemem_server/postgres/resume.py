@@ -17,11 +17,11 @@ from hivemem_server.domain.resume import (
     ResumeTarget,
     SessionSummary,
 )
-from hivemem_server.domain.values import Namespace, Point, RecordKind, StandingDecision
+from hivemem_server.domain.values import NO_RECORD, Namespace, Point, RecordKind, StandingDecision
 from hivemem_server.postgres import rows
 from hivemem_server.postgres.database import Database, Query, Row, compiled
 from hivemem_server.postgres.filters import NAMESPACE, UNFINISHED
-from hivemem_server.postgres.log import BOUNDS, NIL
+from hivemem_server.postgres.log import BOUNDS
 from hivemem_server.postgres.sessions import no_session, select_sessions, session
 from hivemem_server.postgres.tables import agents, decisions, log, sessions, threads
 from hivemem_server.postgres.threads import select_threads, thread
@@ -207,7 +207,7 @@ class _Reader:
     async def head(self) -> Point:
         cursor = await self._connection.execute(BOUNDS, [self._namespace])
         row = await cursor.fetchone()
-        return Point(position=row[0], record_id=row[1] or NIL) if row else Point(position=0, record_id=NIL)
+        return Point(position=row[0], record_id=row[1] or NO_RECORD) if row else Point(position=0)
 
     async def session_key(self, target: ResumeTarget) -> int | None:
         if target.user_id:

@@ -7,7 +7,7 @@ from hivemem.v1 import types_pb2 as pb
 from hivemem_server.domain.ports import LogBounds, LogStore
 from hivemem_server.domain.validation import Violations
 from hivemem_server.domain.values import Namespace, Point
-from hivemem_server.log.cursors import NIL, decode_cursor, expired, verified
+from hivemem_server.log.cursors import decode_cursor, expired, verified
 from hivemem_server.log.named_cursors import NamedCursors
 from hivemem_server.rpc import convert
 
@@ -42,10 +42,10 @@ class Starts:
                 time = convert.time_from(found, "start.time", given.time)
                 found.done()
                 return await self._at(namespace, await self._log.position_at(namespace, time), bounds)
-        return Point(position=bounds.floor, record_id=NIL)
+        return Point(position=bounds.floor)
 
     async def _at(self, namespace: Namespace, position: int, bounds: LogBounds) -> Point:
         if 0 < position < bounds.floor:
             raise expired(position, bounds.floor)
         point = await self._log.point(namespace, position)
-        return point or Point(position=max(position, bounds.floor), record_id=NIL)
+        return point or Point(position=max(position, bounds.floor))

@@ -52,7 +52,7 @@ class Account:
     ) -> subprocess.Popen[bytes]:
         """Start a program in `directory` as this user, in its own session: Ctrl-C passes it by."""
         return subprocess.Popen(
-            [*self._becoming(), *map(os.fspath, command)],
+            [*self._becoming(), *(os.fspath(part) for part in command)],
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=output,
