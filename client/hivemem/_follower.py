@@ -196,10 +196,9 @@ class Follower:
     def _run(self, work: Coroutine[Any, Any, Value]) -> Value:
         try:
             _check_thread()
-        except RuntimeError:
-            work.close()
-            raise
-        return self._runner.run(work)
+            return self._runner.run(work)
+        finally:
+            work.close()  # Ctrl-C may come before it begins
 
 
 def _release(runner: asyncio.Runner, client: Client) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import hivemem
@@ -14,7 +15,7 @@ import pytest
 from fix_scripted import Refusal, Script, Silence, batch, caught_up, cursor, going_away, progress, started
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 WAIT = 30.0
 Value = TypeVar("Value")
@@ -217,6 +218,28 @@ async def test_ctrl_c_ends_a_script_at_once_with_nothing_but_its_own_traceback(s
     assert text.rstrip().endswith("KeyboardInterrupt")
     assert "asyncio" not in text
     await ended(script)
+
+
+async def test_ctrl_c_before_the_wait_begins_leaves_nothing_behind(script: Script) -> None:
+    begun: list[Coroutine[Any, Any, object]] = []
+
+    def work() -> None:
+        follower = hivemem.follow(script.address)
+        run = follower._runner.run
+
+        def interrupted(work: Coroutine[Any, Any, object]) -> object:
+            begun.append(work)
+            if len(begun) == 1:
+                raise KeyboardInterrupt
+            return run(work)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(follower._runner, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(follower)
+
+    await in_a_thread(work)
+    assert {inspect.getcoroutinestate(work) for work in begun} == {inspect.CORO_CLOSED}
 
 
 async def test_a_script_that_ends_without_closing_it_ends_quietly(script: Script) -> None:
